@@ -115,7 +115,7 @@ class Batch:
 
 @final
 class BatchOptions:
-    """How units are divided into batches."""
+    """The division of units into batches."""
     def __new__(
         cls,
         *,
@@ -207,9 +207,10 @@ class Table:
     def write_cube(self, path: str, *, row_type: str = "f32") -> tuple[int, str]:
         """Write the weights as a cube part file; return its size and sha-256."""
     def publish(self, name: str, *, committed: str | None, is_base: bool, row_type: str, path: str) -> dict[str, Any]:
-        """Write the rows of a version: all, or those changed since the publish `committed`; list changes from now on.
+        """Write the rows of a version: all rows of a base, or the rows that changed since the publish `committed`.
 
-        Return figures: `bytes`, `sha256`, `rows`, `changed`, `removed`, `whole`.
+        The table records its changes from the first call on. Return figures: `bytes`, `sha256`, `rows`, `changed`,
+        `removed`, `whole`.
         """
 
 @final
@@ -221,7 +222,7 @@ class TableBench:
     def measure(self, num_batches: int) -> tuple[float, float, float, float]:
         """Return the median seconds per key of (pull, its probe, push, its probe)."""
     def take_changes(self) -> tuple[int, float]:
-        """Take the changed rows; return (their number, seconds). From then on the table lists its changes."""
+        """Take the changed rows; return (their number, seconds). The table records changes from the first call on."""
 
 @final
 class CubeView:
@@ -292,9 +293,6 @@ class CubeBench:
     def file_bytes(self) -> int: ...
     @property
     def row_bytes(self) -> int: ...
-    @property
-    def num_segments(self) -> int:
-        """Segments of changes that a lookup reads before the base."""
     def change(self, num_changed: int) -> tuple[float, float, float, int]:
         """Publish a delta; return the seconds to write, open and apply it, and its bytes."""
     def measure(self, num_batches: int) -> tuple[float, float]:
@@ -542,7 +540,7 @@ class PsServer:
     def address(self) -> str: ...
     @property
     def failure(self) -> str | None:
-        """Reason why the server cannot continue, or None."""
+        """The reason the server cannot continue, or None."""
     def extend_lease(self, requested: Moment, seconds: float) -> None:
         """Extend the lease to `seconds` after the moment at which it was requested."""
     def end_lease(self) -> None: ...
@@ -553,7 +551,7 @@ class PsServer:
         """Delay every push from now on; 0 for no delay."""
 
     def skip_units(self, units: list[int]) -> None:
-        """Count units whose data is lost as complete."""
+        """Mark units as complete although their data is lost."""
 
     def set_boundaries(self, boundaries_json: str) -> None: ...
     def status(self) -> str:

@@ -118,11 +118,11 @@ def test_an_exception_in_the_progress_callback_ends_the_run(server: ServerProces
 
 
 def test_invalid_numbers_are_refused(server: ServerProcess) -> None:
-    with pytest.raises(ConfigError, match=r"^load: bodies: expected at least 1, got 0$"):
+    with pytest.raises(ConfigError, match=r"^bench: bodies: expected at least 1, got 0$"):
         _core.run_traffic(server.address, "/", [], connections=1, seconds=1)
-    with pytest.raises(ConfigError, match=r"^load: seconds: expected a number of seconds, got -1$"):
+    with pytest.raises(ConfigError, match=r"^bench: seconds: expected a number of seconds, got -1$"):
         _core.run_traffic(server.address, "/", [b""], connections=1, seconds=-1)
-    with pytest.raises(ConfigError, match=r"^load: rate: expected more than 0"):
+    with pytest.raises(ConfigError, match=r"^bench: rate: expected more than 0"):
         _core.run_traffic(server.address, "/", [b""], connections=1, seconds=1, rate=0)
-    with pytest.raises(UnavailableError, match=r"^load: 127\.0\.0\.1:1: "):
+    with pytest.raises(UnavailableError, match=r"^bench: 127\.0\.0\.1:1: "):
         _core.run_traffic("127.0.0.1:1", "/", [b""], connections=1, seconds=1)

@@ -51,7 +51,7 @@ pub struct DeltaCost {
 }
 
 impl CubeBench {
-    /// Write a cube of `num_rows` rows into `dir` and load it.
+    /// Writes a cube of `num_rows` rows into `dir` and loads it.
     pub fn new(dir: &Path, num_rows: u64, row_type: RowType) -> Result<CubeBench, CubeError> {
         let path = dir.join("part-00000");
         let mut partitions = vec![Vec::new(); NUM_PARTITIONS as usize];
@@ -89,7 +89,7 @@ impl CubeBench {
         &self.view
     }
 
-    /// Publish a delta of `num_changed` changed rows on the newest version.
+    /// Publishes a delta of `num_changed` changed rows on the newest version.
     pub fn change(&mut self, num_changed: usize) -> Result<DeltaCost, CubeError> {
         let mut signs: Vec<u64> = (0..num_changed).map(|_| self.draw_sign()).collect();
         signs.sort_unstable_by_key(|sign| mix(*sign));
@@ -116,7 +116,7 @@ impl CubeBench {
         })
     }
 
-    /// Return the median seconds per key of (lookup, its probe) over `num_batches` of each.
+    /// Returns the median seconds per key of (lookup, its probe) over `num_batches` of each.
     pub fn measure(&mut self, num_batches: usize) -> [f64; 2] {
         let mut times = [Vec::new(), Vec::new()];
         let mut out = vec![0.0; BATCH * self.view.width()];
@@ -141,7 +141,7 @@ impl CubeBench {
         sign_of(self.random.below(self.num_rows))
     }
 
-    /// Return the seconds that memory alone needs: for each key as many random cache lines as its index line and its
+    /// Returns the seconds that memory alone needs: for each key as many random cache lines as its index line and its
     /// row have.
     ///
     /// The probe reads the memory of the cube, because two areas of one size are not always equally fast: a virtual

@@ -17,7 +17,7 @@ pub struct EngineRate {
     pub threads: usize,
 }
 
-/// Return the instances per second through the network of the version at `path`, without parsing, lookup or pooling.
+/// Returns the instances per second through the network of the version at `path`, without parsing, lookup or pooling.
 pub fn engine_rate(path: &Path, ort_library: &Path, rate: EngineRate) -> Result<f64, ModelError> {
     let dir = version::resolve(path)?;
     let engine_error = |source| ModelError::Engine { name: dir.display().to_string(), source };
@@ -48,7 +48,7 @@ pub fn engine_rate(path: &Path, ort_library: &Path, rate: EngineRate) -> Result<
     rates.map_err(engine_error)
 }
 
-/// Return values of the magnitude of trained ones: the network runs at another speed on zeros or subnormals.
+/// Returns values of the magnitude of trained ones: the network runs at another speed on zeros or subnormals.
 fn sample_values(count: usize) -> Vec<f32> {
     (0..count).map(|i| (i % 251) as f32 / 500.0 - 0.25).collect()
 }

@@ -14,13 +14,13 @@ const AHEAD: usize = 16;
 /// A cache line of memory that the probe writes.
 pub(crate) type CacheLine = [u64; LINE / 8];
 
-/// Fill `lines` with the numbers of `count` random cache lines out of `num_lines`.
+/// Fills `lines` with the numbers of `count` random cache lines out of `num_lines`.
 pub(crate) fn draw_lines(num_lines: usize, count: usize, random: &mut Random, lines: &mut Vec<u32>) {
     lines.clear();
     lines.extend((0..count).map(|_| random.below(num_lines as u64) as u32));
 }
 
-/// Copy `lines` of `memory` side by side into `out`.
+/// Copies `lines` of `memory` side by side into `out`.
 ///
 /// `prefetch` must be the kind of prefetch that the measured code uses.
 #[inline(never)]
@@ -47,11 +47,13 @@ pub(crate) struct Area {
 }
 
 impl Area {
-    /// Map and touch `num_bytes`.
+    /// Maps and touches `num_bytes`.
     pub(crate) fn new(num_bytes: usize) -> Result<Self, GrowError> {
-        let (map, start) = map_huge_pages(num_bytes, 0)?;
+        let mapped = map_huge_pages(num_bytes, 0);
+        let (mut map, start) = mapped.map_err(|source| GrowError::Memory { bytes: num_bytes, source })?;
+        let area = &mut map[start..][..num_bytes];
         // SAFETY: `num_bytes` are mapped, aligned to a line, for as long as the map beside the slice lives.
-        let lines = unsafe { std::slice::from_raw_parts_mut(start.as_ptr().cast(), num_bytes / LINE) };
+        let lines = unsafe { std::slice::from_raw_parts_mut(area.as_mut_ptr().cast(), num_bytes / LINE) };
         lines.fill([1; LINE / 8]);
         Ok(Area { lines, _map: map })
     }
@@ -61,7 +63,7 @@ impl Area {
         self.lines
     }
 
-    /// Copy `lines` side by side into `out` and write each one back, changed.
+    /// Copies `lines` side by side into `out` and writes each one back, changed.
     #[inline(never)]
     pub(crate) fn update(&mut self, lines: &[u32], lines_per_key: usize, out: &mut [CacheLine]) {
         let ahead = AHEAD * lines_per_key;

@@ -24,14 +24,14 @@ pub const SLICE: Duration = Duration::from_millis(50);
 /// Slices of the longest measurement.
 const MAX_SLICES: usize = 20 * 3600;
 
-/// Write the row of a sign: the version first, then values without meaning.
+/// Writes the row of a sign: the version first, then values without meaning.
 fn fill_row(version: u64, sign: u64, row: &mut [f32]) {
     for (at, value) in (0..).zip(row.iter_mut()) {
         *value = if at == 0 { version as f32 } else { (mix(sign ^ at) >> 40) as f32 };
     }
 }
 
-/// Write a cube of `num_rows` rows whose first value is the version.
+/// Writes a cube of `num_rows` rows whose first value is the version.
 pub fn write_cube(
     path: &Path,
     num_rows: u64,
@@ -90,7 +90,7 @@ pub struct TrafficReport {
 }
 
 impl TrafficReport {
-    /// Return the latency that a share `q` of the requests stays below.
+    /// Returns the latency that a share `q` of the requests stays below.
     pub fn quantile_s(&self, q: f64) -> f64 {
         let at = (q * self.latencies_s.len() as f64) as usize;
         self.latencies_s.get(at.min(self.latencies_s.len().saturating_sub(1))).copied().unwrap_or(f64::NAN)
@@ -131,14 +131,14 @@ pub trait Target: Sync {
     where
         Self: 'a;
 
-    /// Send the request for a batch.
+    /// Sends the request for a batch.
     fn send(&self, batch: usize) -> Result<Self::Request<'_>, String>;
 
-    /// Wait for the rows; return the number of keys that have one.
+    /// Waits for the rows; returns the number of keys that have one.
     fn receive<'a>(&'a self, request: Self::Request<'a>) -> Result<usize, String>;
 }
 
-/// Return the batches that are requested, the same in every run.
+/// Returns the batches that are requested, the same in every run.
 pub fn batches(traffic: &Traffic) -> Vec<Vec<u64>> {
     let mut random = Random::default();
     let misses = (traffic.miss_share * 1e6) as u64;
@@ -162,7 +162,7 @@ impl Progress {
     }
 }
 
-/// Send the traffic to all targets, each from its own threads, and report on it.
+/// Sends the traffic to all targets, each from its own threads, and reports on it.
 pub fn run<T: Target>(targets: &[T], traffic: &Traffic) -> TrafficReport {
     let num_slices = (traffic.length.as_secs_f64() / SLICE.as_secs_f64()) as usize + 1;
     let slices = (0..num_slices.min(MAX_SLICES)).map(|_| AtomicU64::new(0)).collect();
@@ -191,7 +191,7 @@ fn join<R>(thread: thread::ScopedJoinHandle<'_, R>) -> R {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Send the next request when an answer arrives.
+/// Sends the next request when an answer arrives.
 fn run_closed<T: Target>(target: &T, traffic: &Traffic, progress: &Progress) -> TrafficReport {
     let mut report = TrafficReport::default();
     let mut in_flight = VecDeque::new();
@@ -209,7 +209,7 @@ fn run_closed<T: Target>(target: &T, traffic: &Traffic, progress: &Progress) -> 
     }
 }
 
-/// Send requests on schedule. The latency of a late request counts from its scheduled time, so that a slow answer
+/// Sends requests on schedule. The latency of a late request counts from its scheduled time, so that a slow answer
 /// shows in the latency of those queued behind it.
 fn run_open<T: Target>(
     target: &T,
@@ -254,7 +254,7 @@ pub struct StoreTarget<'a> {
 }
 
 impl<'a> StoreTarget<'a> {
-    /// Request `batches` of `version`; count requests that had to be repeated in `restarted`.
+    /// Requests `batches` of `version`; counts requests that had to be repeated in `restarted`.
     pub fn new(client: &'a Client, batches: &'a [Vec<u64>], version: &'a AtomicU64, restarted: &'a AtomicU64) -> Self {
         StoreTarget { client, batches, version, restarted }
     }

@@ -26,7 +26,7 @@ pub struct TableBench {
 }
 
 impl TableBench {
-    /// Fill an empty table with `num_rows` rows.
+    /// Fills an empty table with `num_rows` rows.
     pub fn new(table: Table, num_rows: u64) -> Result<Self, GrowError> {
         let values = (0..BATCH * table.width()).map(|i| (i % 17) as f32 * 1e-3 - 8e-3).collect();
         let mut bench = TableBench {
@@ -53,7 +53,7 @@ impl TableBench {
         &self.table
     }
 
-    /// Return the median seconds per key of (pull, its probe, push, its probe) over `num_batches` of each.
+    /// Returns the median seconds per key of (pull, its probe, push, its probe) over `num_batches` of each.
     pub fn measure(&mut self, num_batches: usize) -> Result<[f64; 4], GrowError> {
         if self.area.is_none() {
             // Allocated only now, so that the memory of the table alone can be measured before.
@@ -73,7 +73,7 @@ impl TableBench {
         Ok(times.map(|times| median(times) / BATCH as f64))
     }
 
-    /// Take the changes of all partitions; return their number and the seconds it took. The table records its changes
+    /// Takes the changes of all partitions; returns their number and the seconds it took. The table records its changes
     /// from the first call on, as in a job that publishes.
     pub fn take_changes(&mut self) -> (usize, f64) {
         let mut num_changed = 0;
@@ -99,13 +99,13 @@ impl TableBench {
         self.table.push(push)
     }
 
-    /// Draw a batch of signs that have a row; with ten million rows a batch has hardly any sign twice.
+    /// Draws a batch of signs that have a row; with ten million rows a batch has hardly any sign twice.
     fn draw(&mut self) {
         self.signs.clear();
         self.signs.extend((0..BATCH).map(|_| sign_of(self.random.below(self.num_rows))));
     }
 
-    /// Return the seconds that memory alone needs: for each key as many random cache lines as its index line and its
+    /// Returns the seconds that memory alone needs: for each key as many random cache lines as its index line and its
     /// row have, gathered, and written back if `write`.
     fn probe(&mut self, write: bool) -> f64 {
         let lines_per_key = 1 + self.table.row_bytes().div_ceil(LINE);

@@ -6,14 +6,14 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-/// Return the seconds that `work` takes.
+/// Returns the seconds that `work` takes.
 pub(crate) fn seconds<R>(work: impl FnOnce() -> R) -> f64 {
     let start = Instant::now();
     black_box(work());
     start.elapsed().as_secs_f64()
 }
 
-/// Return the median of `times`, or 0 if there are none.
+/// Returns the median of `times`, or 0 if there are none.
 pub(crate) fn median(mut times: Vec<f64>) -> f64 {
     times.sort_unstable_by(f64::total_cmp);
     times.get(times.len() / 2).copied().unwrap_or(0.0)

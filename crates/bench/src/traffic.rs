@@ -102,7 +102,7 @@ pub struct TrafficReport {
 }
 
 impl TrafficReport {
-    /// Return the number of requests that were sent and not answered with success.
+    /// Returns the number of requests that were sent and not answered with success.
     pub fn failed(&self) -> u64 {
         self.failures.iter().map(|(_, count)| count).sum()
     }
@@ -123,15 +123,15 @@ pub struct Progress {
 #[derive(Debug, Error)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum TrafficError {
-    #[error("load: bodies: expected at least 1, got 0")]
+    #[error("bench: bodies: expected at least 1, got 0")]
     NoBodies,
-    #[error("load: {what}: expected {expected}, got {got}")]
+    #[error("bench: {what}: expected {expected}, got {got}")]
     Number { what: &'static str, expected: &'static str, got: f64 },
-    #[error("load: `{0}`: invalid in a request")]
+    #[error("bench: `{0}`: cannot be sent in a request")]
     Head(String),
-    #[error("load: {address}: {source}")]
+    #[error("bench: {address}: {source}")]
     Connect { address: String, source: io::Error },
-    #[error("load: {0}")]
+    #[error("bench: {0}")]
     Start(io::Error),
 }
 
@@ -148,7 +148,7 @@ const MAX_SECONDS: f64 = 1e6;
 /// The traffic of one thread, with its connections open.
 type Part = Box<dyn FnOnce(Arc<Dispatcher>) -> Recorder + Send>;
 
-/// Send the traffic and report on it. `progress` is called every second and may stop it.
+/// Sends the traffic and reports on it. `progress` is called every second and may stop it.
 pub fn run(
     traffic: &Traffic,
     mut progress: impl FnMut(Progress) -> ControlFlow<()>,
@@ -254,7 +254,7 @@ fn grpc_parts(traffic: &Traffic, addr: SocketAddr) -> Result<Vec<Part>, TrafficE
     Ok(first_bodies(traffic).into_iter().map(part).collect())
 }
 
-/// Return for each thread the first body of each of its connections.
+/// Returns for each thread the first body of each of its connections.
 fn first_bodies(traffic: &Traffic) -> Vec<Vec<usize>> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let num_threads = traffic.connections.div_ceil(CONNECTIONS_PER_THREAD).min(cores);
@@ -263,7 +263,7 @@ fn first_bodies(traffic: &Traffic) -> Vec<Vec<usize>> {
     (0..num_threads).map(of_thread).collect()
 }
 
-/// Set the timer slack of this thread to the minimum: the default of 50 µs would add to each latency.
+/// Sets the timer slack of this thread to the minimum: the default of 50 µs would add to each latency.
 fn minimize_timer_slack() {
     #[cfg(target_os = "linux")]
     let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));

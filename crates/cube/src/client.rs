@@ -32,14 +32,14 @@ pub enum ClientError {
     /// No replica of a shard answered in time.
     #[error("cube shard {shard}: no replica answered in {}: {}", millis(*.timeout), .replicas.join("; "))]
     Unavailable { shard: usize, timeout: Duration, replicas: Vec<String> },
-    /// A server refused the request, and a retry would not help: another token, an invalid request.
+    /// A retry does not help: the server is the wrong one, or refused the request (another token, an invalid request).
     #[error("cube shard {shard}: {}", .replicas.join("; "))]
-    Unfit { shard: usize, replicas: Vec<String> },
+    Permanent { shard: usize, replicas: Vec<String> },
     /// The partitions of the shards do not make up a table.
     #[error("cube shards: {0}")]
     Map(String),
     /// No replica of some shard holds the version any more: start again with the current version.
-    #[error("version {version} is {}, held: {}", if .held.contains(version) { "not at every shard" } else { "gone" }, list(.held))]
+    #[error("version {version}: not held by {} shard, held: {}", if .held.contains(version) { "every" } else { "any" }, list(.held))]
     Gone { version: u64, held: Vec<u64> },
 }
 

@@ -13,11 +13,11 @@ pub(crate) trait Compare {
     fn pairs(bucket: &Bucket, pair: u16) -> u32;
 }
 
-/// Compares one part after the other.
-pub(crate) struct Plain;
+/// Compares one part after the other, on any processor.
+pub(crate) struct Scalar;
 
 // Without an early exit: a few more comparisons cost less than a mispredicted branch.
-impl Compare for Plain {
+impl Compare for Scalar {
     #[inline(always)]
     fn words(bucket: &Bucket, word: u64) -> u32 {
         let words = (0_u32..).zip(bucket.as_chunks().0);
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn the_bits_of_equal_parts_are_set() {
-        check::<Plain>();
+        check::<Scalar>();
         #[cfg(all(target_arch = "x86_64", not(feature = "portable")))]
         if is_x86_feature_detected!("avx2") {
             check::<Avx2>();

@@ -113,7 +113,7 @@ pub(crate) fn check<'a>(
     Ok(max_steps)
 }
 
-/// Places the signs of a partition in buckets, in linear time; reused from partition to partition.
+/// Assigns the signs of a partition to buckets, in linear time; reused from partition to partition.
 #[derive(Default)]
 pub(crate) struct IndexBuilder {
     homes: Vec<u32>,
@@ -130,7 +130,7 @@ pub(crate) struct IndexBuilder {
 }
 
 impl IndexBuilder {
-    /// Places all signs; [`buckets`](IndexBuilder::buckets) and [`order`](IndexBuilder::order) return the result.
+    /// Assigns all signs; [`buckets`](IndexBuilder::buckets) and [`order`](IndexBuilder::order) return the result.
     pub(crate) fn build(&mut self, signs: &[u64], partition: u32, num_partitions: u32) -> Result<(), CubeError> {
         if u32::try_from(signs.len()).is_err() {
             return Err(CubeError::TooManyRows { partition, got: signs.len() });
@@ -138,7 +138,7 @@ impl IndexBuilder {
         let num_buckets = num_buckets_for(signs.len());
         self.group_by_home(signs, num_buckets, partition, num_partitions)?;
         self.reject_duplicates(signs, partition)?;
-        self.place(num_buckets as usize);
+        self.assign(num_buckets as usize);
         Ok(())
     }
 
@@ -231,7 +231,7 @@ impl IndexBuilder {
 
     /// Fills the buckets in one sweep: first with signs at home, which are found with one cache line, then with waiting signs,
     /// the oldest first, which keeps the longest search short.
-    fn place(&mut self, num_buckets: usize) {
+    fn assign(&mut self, num_buckets: usize) {
         self.order.clear();
         self.fill.clear();
         self.fill.resize(num_buckets, (0, false));
@@ -275,7 +275,7 @@ pub(crate) fn num_buckets_for(num_rows: usize) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::compare::Plain;
+    use crate::compare::Scalar;
 
     /// The figures in `docs/formats/cube.md`, for one of 256 partitions of 10 million rows.
     #[test]
@@ -291,7 +291,7 @@ mod tests {
         let share = |signs: &[u64], has_property: &dyn Fn(&u64) -> bool| {
             signs.iter().filter(|sign| has_property(sign)).count() as f64 / signs.len() as f64
         };
-        let has_tag = |sign: &u64| candidates::<Plain>(home(sign), tag_of(mix(*sign))) != 0;
+        let has_tag = |sign: &u64| candidates::<Scalar>(home(sign), tag_of(mix(*sign))) != 0;
         let at_home = share(&signs, &has_tag);
         let absent: Vec<u64> = (1_000_000..2_000_000).collect();
         let continued = share(&absent, &|sign| overflowed(home(sign)));

@@ -3,9 +3,8 @@
 use std::io;
 use std::ops::{Deref, DerefMut};
 
+use elasticrec_table::{HUGE_PAGE_BYTES, map_huge_pages};
 use memmap2::MmapMut;
-
-const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// A zeroed allocation.
 pub(crate) struct Memory {
@@ -23,9 +22,7 @@ impl Memory {
         if length < HUGE_PAGE_BYTES {
             return Ok(Memory { map: Some(MmapMut::map_anon(length)?), start: 0, length });
         }
-        let map = MmapMut::map_anon(length.next_multiple_of(HUGE_PAGE_BYTES) + HUGE_PAGE_BYTES)?;
-        let start = map.as_ptr().align_offset(HUGE_PAGE_BYTES);
-        advise(&map, start, length.next_multiple_of(HUGE_PAGE_BYTES));
+        let (map, start) = map_huge_pages(length, 0)?;
         Ok(Memory { map: Some(map), start, length })
     }
 }
@@ -44,13 +41,3 @@ impl DerefMut for Memory {
         self.map.as_mut().map_or(&mut [], |map| &mut map[self.start..self.start + self.length])
     }
 }
-
-#[cfg(all(target_os = "linux", not(feature = "portable")))]
-fn advise(map: &MmapMut, offset: usize, bytes: usize) {
-    // A kernel without huge pages uses ordinary pages, which only costs speed.
-    let _ = map.advise_range(memmap2::Advice::HugePage, offset, bytes);
-}
-
-/// The portable variant does not ask for huge pages.
-#[cfg(not(all(target_os = "linux", not(feature = "portable"))))]
-fn advise(_: &MmapMut, _: usize, _: usize) {}

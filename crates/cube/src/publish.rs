@@ -44,10 +44,10 @@ pub struct PublishedRows {
     pub num_whole: u64,
 }
 
-/// The changes of a partition that are part of a version already.
+/// Records which changes of a partition are part of a version already.
 #[derive(Debug, Default)]
 pub struct PublishState {
-    /// The committed publish since which the table lists changes, apart from the pending ones.
+    /// The last committed publish that is known: the table lists the changes since then, without the pending ones.
     basis: Option<Arc<str>>,
     /// A publish that may or may not be committed, and its changes.
     pending: Option<(Arc<str>, Arc<Changes>)>,
@@ -65,7 +65,7 @@ impl PublishState {
             }
             _ => {
                 self.basis = None;
-                table.forget_changes(partition);
+                table.mark_all_changed(partition);
             }
         }
         let changes = Arc::new(table.take_changes(partition));

@@ -5,7 +5,7 @@ use std::hint::select_unpredictable as select;
 use elasticrec_table::partition::{mix, partition_of_mixed};
 use elasticrec_table::prefetch::prefetch_far;
 
-use crate::compare::{BUCKET_BYTES, Bucket, Compare, Plain};
+use crate::compare::{BUCKET_BYTES, Bucket, Compare, Scalar};
 use crate::cube::{Blocks, NONE, Partition};
 use crate::index::{self, SIGN_BYTES};
 use crate::meta::MAX_ROW_BYTES;
@@ -200,7 +200,7 @@ impl<'a, B: Blocks<'a>> Search<'a, B> {
         let home = index::home_of(mixed, partition.num_buckets);
         for steps in 0..=partition.max_steps {
             let bucket = self.bucket(partition, index::after(home, steps, partition.num_buckets));
-            let mut candidates = index::candidates::<Plain>(bucket, index::tag_of(mixed));
+            let mut candidates = index::candidates::<Scalar>(bucket, index::tag_of(mixed));
             while candidates != 0 {
                 let number = index::first_row(bucket).wrapping_add(candidates.trailing_zeros());
                 let record = self.record(partition, number);

@@ -15,7 +15,7 @@ use elasticrec_table::prefetch::prefetch_read;
 pub(crate) use build::build;
 pub(crate) use merge::merge;
 
-use crate::compare::{BUCKET_BYTES, Bucket, Compare, Plain};
+use crate::compare::{BUCKET_BYTES, Bucket, Compare, Scalar};
 use crate::delta::Change;
 use crate::filter::{Filter, bits_of};
 use crate::memory::Memory;
@@ -124,7 +124,8 @@ impl KeySpace {
         (((num_buckets as u128) << 64) / used).min(u128::from(u64::MAX)) as u64
     }
 
-    /// Returns the bucket where the search for a sign starts; any bucket for signs of other partitions, which are not found.
+    /// Returns the bucket where the search for a sign starts; for signs of other partitions, which have no row here, an
+    /// arbitrary bucket.
     #[inline]
     fn home(&self, mixed: u64, scale: u64) -> usize {
         let index = mixed.wrapping_sub(self.low) << self.shift;
@@ -174,7 +175,7 @@ impl Segment {
     pub(crate) fn get(&self, sign: u64) -> SignState<'_> {
         let mixed = mix(sign);
         let may_have = self.filter.may_have(mixed, bits_of(mixed));
-        let found = if may_have { self.find::<Plain>(mixed, sign) } else { SignState::Unknown };
+        let found = if may_have { self.find::<Scalar>(mixed, sign) } else { SignState::Unknown };
         match found {
             SignState::Unknown if self.whole.contains(self.space.partition_of(mixed)) => SignState::Removed,
             state => state,

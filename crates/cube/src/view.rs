@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::Column;
-use crate::compare::{Compare, Plain};
+use crate::compare::{Compare, Scalar};
 use crate::cube::Cube;
 use crate::row::{RowCodec, RowType, decode_f16};
 use crate::search::{AllKeys, RowSink, SelectedKeys};
@@ -108,7 +108,7 @@ impl View {
             // SAFETY: the processor has AVX2.
             return unsafe { self.search_with_avx2(signs, sink) };
         }
-        self.search_by::<Plain>(signs, sink)
+        self.search_by::<Scalar>(signs, sink)
     }
 
     #[cfg(all(target_arch = "x86_64", not(feature = "portable")))]

@@ -426,7 +426,7 @@ proptest! {
     fn hostile_bytes_never_panic(
         signs in prop::collection::hash_set(any_sign(), 0..60),
         edits in prop::collection::vec((any::<Index>(), any::<u8>()), 0..10),
-        cut in prop::option::weighted(0.1, any::<Index>()),
+        truncation in prop::option::weighted(0.1, any::<Index>()),
     ) {
         let signs: Vec<u64> = signs.into_iter().collect();
         let mut bytes = part_bytes(&signs, 2);
@@ -434,7 +434,7 @@ proptest! {
             let at = at.index(bytes.len());
             bytes[at] = byte;
         }
-        if let Some(length) = cut {
+        if let Some(length) = truncation {
             bytes.truncate(length.index(bytes.len()));
         }
         fuzz_open(&bytes);

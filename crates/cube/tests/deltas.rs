@@ -216,14 +216,14 @@ proptest! {
     fn hostile_bytes_never_panic(
         signs in prop::collection::btree_set(any_sign(), 0..60),
         edits in prop::collection::vec((any::<Index>(), any::<u8>()), 0..10),
-        cut in prop::option::weighted(0.1, any::<Index>()),
+        truncation in prop::option::weighted(0.1, any::<Index>()),
     ) {
         let mut bytes = delta_bytes(&small_delta(&signs), 4);
         for (at, byte) in edits {
             let at = at.index(bytes.len());
             bytes[at] = byte;
         }
-        if let Some(length) = cut {
+        if let Some(length) = truncation {
             bytes.truncate(length.index(bytes.len()));
         }
         fuzz_delta(&bytes);
@@ -377,7 +377,9 @@ fn a_delta_is_applied_only_to_a_base_with_the_same_meta() {
         message(view.with_delta(&[write("all", RowType::F32, 4, [0, 1]), write("odd", RowType::F32, 4, [1, 2])]));
     assert!(doubled.contains("odd: partition 1 is also in "), "{doubled}");
 
-    // A delta without changes adds no segment.
+    // A delta with changes adds a segment, a delta without changes none.
+    let changed = view.with_delta(&[write("one", RowType::F32, 4, [0, 1])]).unwrap();
+    assert_eq!((changed.num_segments(), changed.num_rows()), (1, 100));
     let nothing = view.with_delta(&[]).unwrap();
     assert_eq!((nothing.num_segments(), nothing.num_rows()), (0, 100));
 }

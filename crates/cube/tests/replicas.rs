@@ -145,7 +145,8 @@ fn a_thread_with_many_requests_in_flight_does_not_block_others() {
         for _ in 0..3 {
             scope.spawn(|| (0..200).for_each(|seed| check(&client, 1, &signs(50, seed)).unwrap()));
         }
-        // This thread reads answers of the other threads when too many of its own requests are in flight; it waits for none.
+        // This thread drops its lookups without waiting for rows, but reads answers for all threads while too many of its
+        // own requests are in flight.
         for _ in 0..20 {
             let pending: Vec<_> = batches.iter().map(|signs| client.lookup(1, signs).unwrap()).collect();
             thread::sleep(Duration::from_millis(2));
@@ -259,7 +260,7 @@ fn retired_versions_are_reported_and_new_versions_are_found() {
     let servers = [files.serve(0..8, &[1]), files.serve(0..8, &[1])];
     let client = connect_to(&[servers.iter().map(address).collect()]).unwrap();
     check(&client, 1, &[1]).unwrap();
-    assert_eq!(check(&client, 2, &[1]).unwrap_err().to_string(), "version 2 is gone, held: 1");
+    assert_eq!(check(&client, 2, &[1]).unwrap_err().to_string(), "version 2: not held by any shard, held: 1");
     // Only one of the replicas has version 2.
     servers[1].versions().install(2, files.view(2, 0..8)).unwrap();
     (0..50).for_each(|seed| check(&client, 2, &signs(50, seed)).unwrap());

@@ -238,8 +238,11 @@ fn shards_must_make_up_a_table() {
         connect_to(&shards).unwrap_err().to_string()
     };
     assert_eq!(message(&[&[&low]]), "cube shards: expected 8 partitions, got 3");
-    assert_eq!(message(&[&[&high]]), "cube shards: expected partitions from 0, got 3 to 8 of shard 0");
-    assert_eq!(message(&[&[&low], &[&middle]]), "cube shards: expected partitions from 3, got 2 to 8 of shard 1");
+    assert_eq!(message(&[&[&high]]), "cube shards: shard 0: expected partitions that begin at 0, got 3 to 8");
+    assert_eq!(
+        message(&[&[&low], &[&middle]]),
+        "cube shards: shard 1: expected partitions that begin at 3, got 2 to 8"
+    );
     let at = address(&high);
     let expected = format!("cube shards: {at} of shard 0: expected partitions 0 to 3 of 8, got 3 to 8 of 8");
     assert_eq!(message(&[&[&low, &high], &[&high]]), expected);
@@ -365,7 +368,7 @@ fn closed_connections_leave_no_open_descriptors() {
     for seed in 0..60 {
         check(&connect(&[&server]), 1, &signs(10, seed)).unwrap();
     }
-    // Other tests of this process open a few descriptors too; sixty leaked connections would be two to three hundred.
+    // Other tests of this process open a few descriptors too; 60 leaked connections would leave 200 to 300.
     until("descriptors are closed", || open() <= before + 50);
     until("connections end", || server.connections().num_open() == 0);
 }

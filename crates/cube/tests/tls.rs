@@ -63,7 +63,7 @@ fn a_client_with_other_tls_settings_is_refused() {
     let server = serve(&files, Some(server_tls));
     let message = |server: &Server, tls| {
         let error = connect(server, tls).unwrap_err();
-        assert!(matches!(error, ClientError::Unfit { .. }), "{error}");
+        assert!(matches!(error, ClientError::Permanent { .. }), "{error}");
         error.to_string().replace(&address(server), "here")
     };
     assert_eq!(message(&server, None), "cube shard 0: here: expected TLS, got a plain connection");

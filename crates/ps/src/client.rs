@@ -41,9 +41,10 @@ pub enum ClientError {
         /// The server's answer.
         refused: Refusal,
     },
-    /// The server is the wrong one: no TLS, another certificate, another release. A retry does not help.
+    /// A retry does not help: the server is the wrong one (no TLS, another certificate, another release), or the request is
+    /// too long for a frame.
     #[error("ps shard {shard} at {address}: {what}")]
-    Unfit {
+    Permanent {
         /// Number of the shard.
         shard: usize,
         /// Its address.
@@ -62,7 +63,7 @@ impl ClientError {
         let address = address.into();
         match error {
             ConnectError::Lost(what) => ClientError::Lost { shard, address, what },
-            ConnectError::Unfit(what) => ClientError::Unfit { shard, address, what },
+            ConnectError::WrongServer(what) => ClientError::Permanent { shard, address, what },
             ConnectError::Refused(refused) => ClientError::Refused { shard, address, refused },
         }
     }
@@ -71,7 +72,7 @@ impl ClientError {
 /// The credentials of a client, and the authorities that it trusts.
 #[derive(Debug, Clone)]
 pub struct Credentials {
-    /// The run, as all its roles know it.
+    /// The id of the run.
     pub run: Vec<u8>,
     /// The shared secret of the run.
     pub token: Vec<u8>,
@@ -165,7 +166,8 @@ impl Client {
         for shard in &shards {
             let Welcome { first_partition, end_partition, .. } = shard.welcome;
             if first_partition != end || end_partition <= first_partition {
-                let text = format!("{}: expected partitions from {end}, got {first_partition}", shard.address);
+                let got = format!("{first_partition} to {end_partition}");
+                let text = format!("{}: expected partitions that begin at {end}, got {got}", shard.address);
                 return Err(ClientError::Map(text));
             }
             end = end_partition;
@@ -175,10 +177,12 @@ impl Client {
             (width, state_width, num_dense_states, epoch)
         };
         let widths = shards.iter().map(of);
-        if end != num_partitions || widths.clone().any(|width| Some(width) != widths.clone().next()) {
-            let text =
-                format!("expected {num_partitions} partitions, all with the same row width and epoch, got {end}");
-            return Err(ClientError::Map(text));
+        if end != num_partitions {
+            return Err(ClientError::Map(format!("expected {num_partitions} partitions, got {end}")));
+        }
+        if widths.clone().any(|width| Some(width) != widths.clone().next()) {
+            let text = "expected the same row width, optimizer state and partition map epoch at all shards, got others";
+            return Err(ClientError::Map(text.into()));
         }
         let (width, state_width, num_dense_states, _) = shards.first().map(of).unwrap_or_default();
         let (width, state_width, num_dense_states) = (width as usize, state_width as usize, num_dense_states as usize);

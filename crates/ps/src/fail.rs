@@ -34,7 +34,7 @@ fn reach(directory: &Path, name: &str) {
         let wanted = fs::read_to_string(&path).ok().and_then(|text| text.trim().parse::<u64>().ok());
         // If two processes reach the point at once, only one can remove the file.
         if is_mine && wanted.is_some_and(|wanted| hits >= wanted) && fs::remove_file(&path).is_ok() {
-            eprintln!("dies at the fail point {name}");
+            eprintln!("killed at fail point {name}");
             process::abort();
         }
     }

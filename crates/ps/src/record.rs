@@ -93,7 +93,7 @@ impl Record {
         }
     }
 
-    /// Counts a unit whose data is lost as complete, whatever has been applied.
+    /// Marks a unit as complete although its data is lost, however many of its batches are applied.
     pub fn skip(&mut self, unit: u64) {
         if !self.is_complete(unit) {
             self.complete(unit);

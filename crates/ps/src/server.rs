@@ -28,10 +28,10 @@ const MAX_WAIT: Duration = Duration::from_secs(1);
 /// Most copies of partitions that wait for the disk.
 const COPIES_AHEAD: usize = 2;
 
-/// The run of a server and its place in it.
+/// The run of a server, the token of its clients, and the number of its start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// The run, as all its roles know it.
+    /// The id of the run.
     pub run: Vec<u8>,
     /// The token that clients must show; empty for none.
     pub token: Vec<u8>,
@@ -144,7 +144,7 @@ impl Server {
         self.shared.push_delay.store(pause.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    /// Counts units whose data is lost as complete.
+    /// Marks units as complete although their data is lost.
     pub fn skip_units(&self, units: &[u64]) {
         self.shared.write(|shard| shard.skip_units(units));
     }
@@ -322,7 +322,7 @@ impl Shared {
         }
     }
 
-    /// Applies the last step before a pull if needed; the client knows that all servers have all its pushes.
+    /// Applies the last step before a pull if needed; the client knows that all servers have all pushes of the step.
     fn commit(&self, first_unit: u64, num_steps: u32) -> Result<(), Refusal> {
         if self.read(|shard| shard.is_at(first_unit, num_steps))? {
             return Ok(());
@@ -371,7 +371,8 @@ impl Shared {
 /// Lowers the priority of the thread that sorts, hashes and writes, so that requests do not wait for it. The thread that
 /// copies keeps its priority, because pushes wait for it.
 fn lower_priority() {
-    // Nice 5 leaves a third of a busy core; nice 19 made checkpoints take 17 s on two busy cores. A failure does no harm.
+    // At nice 5 the thread still gets a third of a busy core; at nice 19 checkpoints took 17 s on two busy cores. If the
+    // call fails, requests only wait longer.
     #[cfg(target_os = "linux")]
     let _ = rustix::process::setpriority_process(None, 5);
 }

@@ -1,7 +1,7 @@
 //! The shard: the partitions of one server, each with rows, a slice of the dense vector and a record of applied pushes.
 //!
 //! A push is applied to the partitions whose record lacks its name. After a restart from a snapshot, each partition lacks
-//! exactly the pushes after its cut; repeated pushes are ignored where they are known.
+//! exactly the pushes after its cut, so it applies these when they are repeated and ignores the others.
 
 mod upkeep;
 
@@ -115,7 +115,7 @@ pub struct Shard {
     pub(crate) samples: Vec<u64>,
     /// Signs dropped and rows evicted by each owned partition because of its row limit.
     pub(crate) overflow: Vec<Overflow>,
-    /// The changes of each owned partition that are part of a version already.
+    /// For each owned partition, which of its changes are part of a version already.
     pub(crate) publish_states: Vec<PublishState>,
     /// Row limit of a partition.
     max_rows: Option<usize>,
@@ -417,7 +417,7 @@ impl Shard {
         self.records.groups.iter().all(|record| record.is_complete(unit))
     }
 
-    /// Counts units whose data is lost as complete: the pushes that partitions lack can never arrive.
+    /// Marks units as complete although their data is lost: the pushes that partitions lack can never arrive.
     pub fn skip_units(&mut self, units: &[u64]) {
         for record in &mut self.records.groups {
             units.iter().for_each(|unit| record.skip(*unit));

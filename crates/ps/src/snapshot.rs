@@ -216,7 +216,7 @@ impl SnapshotWriter {
     pub fn add(&mut self, copy: &PartitionCopy) -> Result<(), ShardError> {
         copy.rows.write(&mut self.rows, copy.partition)?;
         fail_point("snapshot");
-        // Neighbouring partitions often have the same cut, so equal records are found from the end.
+        // Search from the end: neighbouring partitions often have the same cut and so equal records.
         let known = self.meta.records.iter().rposition(|record| *record == copy.record);
         let record = known.unwrap_or_else(|| {
             self.meta.records.push(copy.record.clone());

@@ -68,8 +68,13 @@ impl Shard {
     /// Queues a push until its step is committed.
     pub(crate) fn queue(&mut self, push: &Push<'_>, group: Group) -> Result<PushOutcome, Refusal> {
         let PushHeader { unit, batch, checksum, is_increment, .. } = push.header;
-        if is_increment || !(group.first_unit..end_of(group)).contains(&unit) {
-            let text = format!("push: unit {unit}: expected a gradient of a unit of its group");
+        if is_increment {
+            let text = format!("push: unit {unit}: expected gradients for a step of a group, got increments");
+            return Err(Refusal::new(Reason::Malformed, text));
+        }
+        if !(group.first_unit..end_of(group)).contains(&unit) {
+            let (first, end) = (group.first_unit, end_of(group));
+            let text = format!("push: expected a unit of the group, from {first} to below {end}, got {unit}");
             return Err(Refusal::new(Reason::Malformed, text));
         }
         let lacks = self.groups_that_lack(BatchName { unit, batch }, checksum)?;

@@ -84,8 +84,8 @@ fn connect(server: &Server, tls: Option<ClientTls>) -> Result<Client, ClientErro
 /// Returns the error of a client that must not retry.
 fn unfit(result: Result<Client, ClientError>) -> String {
     match result.unwrap_err() {
-        ClientError::Unfit { what, .. } => what,
-        other => panic!("expected `ClientError::Unfit`, got {other}"),
+        ClientError::Permanent { what, .. } => what,
+        other => panic!("expected `ClientError::Permanent`, got {other}"),
     }
 }
 

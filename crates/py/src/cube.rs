@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use elasticrec_cube::publish::PublishedRows;
+use elasticrec_cube::publish::{PublishRequest, PublishedRows};
 use elasticrec_cube::{Changes, Column, Cube, CubeError, DeltaFile, RowType, View, presence_of};
 use numpy::{PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1, PyReadonlyArray2, PyUntypedArrayMethods};
 use pyo3::exceptions::PyValueError;
@@ -227,10 +227,22 @@ impl DeltaWriter {
     }
 }
 
-/// Return the row type with a name.
+/// Returns the row type with a name.
 pub(crate) fn row_type_of(name: &str) -> PyResult<RowType> {
     let what = || ConfigError::new_err(format!("row_type: expected `f32`, `f16` or `int8`, got `{name}`"));
     RowType::of_name(name).ok_or_else(what)
+}
+
+/// Returns the request to write the rows of a version to `path`.
+pub(crate) fn publish_request(
+    name: &str,
+    committed: Option<&str>,
+    is_base: bool,
+    row_type: &str,
+    path: PathBuf,
+) -> PyResult<PublishRequest> {
+    let row_type = row_type_of(row_type)?;
+    Ok(PublishRequest { name: name.into(), committed: committed.map(Into::into), is_base, row_type, path })
 }
 
 /// Figures of a published part file, for messages and manifests.
@@ -257,7 +269,7 @@ fn already_complete() -> PyErr {
     PyValueError::new_err("the file is already complete")
 }
 
-/// Return signs and rows as slices; check that the rows are `[signs, width]`.
+/// Returns signs and rows as slices; checks that the rows are `[signs, width]`.
 fn contiguous<'a>(
     signs: &'a PyReadonlyArray1<'_, u64>,
     rows: &'a PyReadonlyArray2<'_, f32>,

@@ -17,7 +17,7 @@ use crate::errors::{ConfigError, IntoPyErr, ModelError, UnavailableError, not_co
 use crate::net::{cannot_listen, counts_of, duration};
 use crate::ps::PsTls;
 
-type Present<'py> = Bound<'py, PyArray1<bool>>;
+type PresenceFlags<'py> = Bound<'py, PyArray1<bool>>;
 
 impl IntoPyErr for VersionError {
     fn into_py_err(self) -> PyErr {
@@ -31,7 +31,7 @@ impl IntoPyErr for ClientError {
         match self {
             ClientError::Unavailable { .. } => UnavailableError::new_err(text),
             // A retry would not help.
-            ClientError::Unfit { .. } | ClientError::Map(_) => ConfigError::new_err(text),
+            ClientError::Permanent { .. } | ClientError::Map(_) => ConfigError::new_err(text),
             ClientError::Gone { .. } => ModelError::new_err(text),
         }
     }
@@ -164,7 +164,7 @@ impl CubeServer {
         py: Python<'py>,
         version: u64,
         signs: PyReadonlyArray1<'_, u64>,
-    ) -> PyResult<(Bound<'py, PyBytes>, Present<'py>)> {
+    ) -> PyResult<(Bound<'py, PyBytes>, PresenceFlags<'py>)> {
         let signs = signs_of(&signs)?;
         let result = py.detach(|| {
             let (mut rows, mut bits) = (Vec::new(), Vec::new());
@@ -216,7 +216,7 @@ impl CubeClient {
         py: Python<'py>,
         version: u64,
         signs: PyReadonlyArray1<'_, u64>,
-    ) -> PyResult<(Bound<'py, PyArray2<f32>>, Present<'py>)> {
+    ) -> PyResult<(Bound<'py, PyArray2<f32>>, PresenceFlags<'py>)> {
         let signs = signs_of(&signs)?;
         let found = py.detach(|| {
             let lookup = self.inner.lookup(version, signs)?;

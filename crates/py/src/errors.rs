@@ -75,7 +75,7 @@ impl IntoPyErr for CubeError {
     }
 }
 
-/// Return `OSError(errno, text, path)`, which Python turns into `FileNotFoundError` and other subclasses.
+/// Returns `OSError(errno, text, path)`, which Python turns into `FileNotFoundError` and other subclasses.
 pub(crate) fn io_error(error: &io::Error, path: String) -> PyErr {
     match error.raw_os_error() {
         Some(code) => {
@@ -87,7 +87,7 @@ pub(crate) fn io_error(error: &io::Error, path: String) -> PyErr {
     }
 }
 
-/// Return the error for an array that is not contiguous.
+/// Returns the error for an array that is not contiguous.
 pub(crate) fn not_contiguous(name: &str) -> PyErr {
     PyValueError::new_err(format!("{name}: expected a contiguous array"))
 }

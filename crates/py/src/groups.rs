@@ -17,7 +17,7 @@ use crate::table::{Table, batch_cells, check_len};
 /// Positions of metric sums, and the values to add.
 pub(crate) type Sums<'py> = (PyReadonlyArray1<'py, u32>, PyReadonlyArray1<'py, f64>);
 
-/// Return positions and values of metric sums, which must have equal lengths.
+/// Returns positions and values of metric sums, which must have equal lengths.
 pub(crate) fn sums_of<'a>(sums: &'a Sums<'_>) -> PyResult<(&'a [u32], &'a [f64])> {
     let positions = sums.0.as_slice().map_err(|_| not_contiguous("sums"))?;
     let values = sums.1.as_slice().map_err(|_| not_contiguous("sums"))?;
@@ -208,7 +208,7 @@ impl GeoExchange {
     }
 }
 
-/// Return the header of the merged batches as one push with the name (unit, batch).
+/// Returns the header of the merged batches as one push with the name (unit, batch).
 fn header_of(merged: &MergedUpdate, unit: u64, batch: u32, is_last: bool, seen: u32) -> PushHeader {
     let MergedUpdate { checksum, num_samples, .. } = *merged;
     PushHeader { unit, batch, is_last, checksum, num_samples, seen, weight: 1.0, group: None, is_increment: false }

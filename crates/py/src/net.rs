@@ -10,7 +10,7 @@ use pyo3::types::PyDict;
 
 use crate::errors::ConfigError;
 
-/// Convert seconds to a duration; the error names the parameter.
+/// Converts seconds to a duration; the error names the parameter.
 pub(crate) fn duration(name: &str, seconds: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(seconds)
         .map_err(|error| PyValueError::new_err(format!("{name}: {error}, got {seconds}")))
@@ -22,10 +22,10 @@ pub(crate) fn cannot_listen(role: &str, address: &str, error: &io::Error) -> PyE
         io::ErrorKind::AddrInUse => "the port is in use".into(),
         _ => error.to_string(),
     };
-    ConfigError::new_err(format!("{role}: {address}: cannot listen there: {reason}"))
+    ConfigError::new_err(format!("{role}: {address}: cannot listen: {reason}"))
 }
 
-/// Read counters into a dict, by name.
+/// Reads counters into a dict, by name.
 pub(crate) fn counts_of<'py>(py: Python<'py>, counters: &[(&str, &AtomicU64)]) -> PyResult<Bound<'py, PyDict>> {
     let counts = PyDict::new(py);
     for (name, counter) in counters {

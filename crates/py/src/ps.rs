@@ -28,7 +28,7 @@ impl IntoPyErr for ClientError {
     fn into_py_err(self) -> PyErr {
         match &self {
             // A retry would not help.
-            ClientError::Unfit { .. } => ConfigError::new_err(self.to_string()),
+            ClientError::Permanent { .. } => ConfigError::new_err(self.to_string()),
             ClientError::Refused { refused, .. }
                 if matches!(refused.reason, Reason::Unauthorized | Reason::Malformed) =>
             {

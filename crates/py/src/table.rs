@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use elasticrec_cube::publish::{PublishRequest, PublishState, publish_table};
+use elasticrec_cube::publish::{PublishState, publish_table};
 use elasticrec_cube::{Cube, View, write_table};
 use elasticrec_sample::pool::{pool, pool_gradient};
 use elasticrec_table::{Eviction, Push, TableSpec};
@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::batch::Batch;
-use crate::cube::{figures_of, row_type_of};
+use crate::cube::{figures_of, publish_request, row_type_of};
 use crate::errors::{IntoPyErr, not_contiguous};
 
 /// A sparse table in this process.
@@ -22,7 +22,7 @@ pub(crate) struct Table {
     pub(crate) inner: elasticrec_table::Table,
     /// `[unique signs, width]`: rows of a pull or gradients of a push; kept to save the allocation.
     rows: Vec<f32>,
-    /// The changes of each partition that are part of a version already.
+    /// For each partition, which of its changes are part of a version already.
     publish_states: Vec<PublishState>,
 }
 
@@ -175,9 +175,7 @@ impl Table {
         row_type: &str,
         path: PathBuf,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let row_type = row_type_of(row_type)?;
-        let request =
-            PublishRequest { name: name.into(), committed: committed.map(Into::into), is_base, row_type, path };
+        let request = publish_request(name, committed, is_base, row_type, path)?;
         let Table { inner, publish_states, .. } = self;
         let published = py.detach(|| publish_table(inner, publish_states, &request)).map_err(IntoPyErr::into_py_err)?;
         figures_of(py, &published)

@@ -57,7 +57,7 @@ struct State<J> {
 }
 
 impl<J> State<J> {
-    /// Take a job and a free worker, if there are both.
+    /// Takes a job and a free worker, if there are both.
     fn next(&mut self) -> Option<(J, Worker<J>)> {
         let worker = self.free_workers.pop()?;
         match self.jobs.pop_front() {
@@ -86,7 +86,7 @@ impl<J> Shared<J> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Run job after job on a thread of the queue, until the queue is closed and empty.
+    /// Runs job after job on a thread of the queue, until the queue is closed and empty.
     fn run_thread(&self) {
         let mut state = self.lock();
         loop {
@@ -112,7 +112,7 @@ impl<J> Shared<J> {
         self.last_ns.store(started.elapsed().as_nanos() as u64, Ordering::Relaxed);
     }
 
-    /// Run one piece of work on the calling thread, if a worker is free, the last piece took at most `max_last`, and
+    /// Runs one piece of work on the calling thread, if a worker is free, the last piece took at most `max_last`, and
     /// `accepts` the next job. After `More` the caller must try again or call `wake`.
     fn run_on_caller(&self, max_last: Duration, accepts: impl FnOnce(&J) -> bool) -> Attempt {
         let mut state = self.lock();
@@ -139,7 +139,7 @@ impl<J> Shared<J> {
         if state.jobs.is_empty() { Attempt::Settled } else { Attempt::More }
     }
 
-    /// Notify as many waiting threads as there are jobs.
+    /// Notifies as many waiting threads as there are jobs.
     fn wake(&self) {
         let state = self.lock();
         let num_wanted = match state.num_waiting_workers {
@@ -151,14 +151,14 @@ impl<J> Shared<J> {
         (0..num_wanted).for_each(|_| self.wake_up.notify_one());
     }
 
-    /// Set the flag of the scheduled pass; return false if it was set already.
+    /// Sets the flag of the scheduled pass; returns false if it was set already.
     fn claim_pass(&self) -> bool {
         !self.pass_is_scheduled.swap(true, Ordering::AcqRel)
     }
 
-    /// Clear the flag. A swap, not a plain store: its acquire ordering makes the jobs visible that other threads queued
-    /// before they found the flag set. The lock that every pass takes next would be enough for that; with the swap the
-    /// flag is correct by itself.
+    /// Clears the flag. A swap, not a plain store: its acquire ordering makes the jobs visible that other threads
+    /// queued before they found the flag set. The lock that every pass takes next would be enough for that; with the
+    /// swap the flag is correct by itself.
     fn clear_pass(&self) {
         self.pass_is_scheduled.swap(false, Ordering::AcqRel);
     }
@@ -176,17 +176,17 @@ pub struct Backlog<'q, J> {
 }
 
 impl<J> Backlog<'_, J> {
-    /// Return whether the worker runs on the thread of a caller instead of a thread of the queue.
+    /// Returns whether the worker runs on the thread of a caller instead of a thread of the queue.
     pub fn is_on_caller(&self) -> bool {
         self.on_caller
     }
 
-    /// Put a job that must not run on this thread back at the front of the queue.
+    /// Puts a job that must not run on this thread back at the front of the queue.
     pub fn put_back(&self, job: J) {
         self.queue.lock().jobs.push_front(job);
     }
 
-    /// Take the next job, and wait until `end` if none is queued.
+    /// Takes the next job, and waits until `end` if none is queued.
     pub fn next(&self, end: Option<Instant>) -> Option<J> {
         let mut state = self.queue.lock();
         loop {
@@ -214,7 +214,7 @@ pub struct JobQueue<J> {
 }
 
 impl<J: Send + 'static> JobQueue<J> {
-    /// Start a thread for each of `workers`, with a queue of `capacity` jobs in front of them.
+    /// Starts a thread for each of `workers`, with a queue of `capacity` jobs in front of them.
     pub fn start<W>(capacity: usize, workers: Vec<W>) -> io::Result<JobQueue<J>>
     where
         W: FnMut(J, &Backlog<'_, J>) + Send + 'static,
@@ -245,8 +245,8 @@ impl<J: Send + 'static> JobQueue<J> {
         Ok(queue)
     }
 
-    /// Queue a job, or refuse it at once if the queue is full. If all workers are busy, one of them takes it later;
-    /// otherwise it waits for the next [pass](JobQueue::schedule_pass). Schedule one pass for all jobs that are queued
+    /// Queues a job, or refuses it at once if the queue is full. If all workers are busy, one of them takes it later;
+    /// otherwise it waits for the next [pass](JobQueue::schedule_pass). Schedules one pass for all jobs that are queued
     /// together.
     pub fn submit(&self, job: J) -> Result<(), QueueFull> {
         let mut state = self.shared.lock();
@@ -257,17 +257,17 @@ impl<J: Send + 'static> JobQueue<J> {
         Ok(())
     }
 
-    /// Schedule a pass over the queue, which the caller must run or drop. Return None if one is scheduled already.
+    /// Schedules a pass over the queue, which the caller must run or drop. Returns None if one is scheduled already.
     pub fn schedule_pass(&self) -> Option<Pass<J>> {
         self.shared.claim_pass().then(|| Pass { queue: self.shared.clone(), is_due: true })
     }
 
-    /// Return the number of queued jobs.
+    /// Returns the number of queued jobs.
     pub fn num_queued(&self) -> usize {
         self.shared.lock().jobs.len()
     }
 
-    /// Close the queue and return its threads, which end once all queued jobs have run.
+    /// Closes the queue and returns its threads, which end once all queued jobs have run.
     pub fn close(&mut self) -> Vec<JoinHandle<()>> {
         self.shared.close();
         std::mem::take(&mut self.threads)
@@ -287,8 +287,8 @@ pub struct Pass<J> {
 }
 
 impl<J> Pass<J> {
-    /// Run one piece of work on this thread if `accepts` the next job and the last piece took at most `max_last`; else wake
-    /// threads of the queue for the queued jobs. Return whether the pass must be run again.
+    /// Runs one piece of work on this thread if `accepts` the next job and the last piece took at most `max_last`; else
+    /// wakes threads of the queue for the queued jobs. Returns whether the pass must be run again.
     pub fn run(&mut self, max_last: Duration, accepts: impl FnOnce(&J) -> bool) -> bool {
         self.is_due = false;
         self.queue.clear_pass();

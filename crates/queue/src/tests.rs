@@ -10,7 +10,8 @@ impl<J: Send + 'static> JobQueue<J> {
         drop(self.schedule_pass());
     }
 
-    /// Wait until a thread of the queue waits. A thread that is still starting would take a job without a notification.
+    /// Waits until a thread of the queue waits. A thread that is still starting would take a job without a
+    /// notification.
     fn wait_until_idle(&self) {
         while self.shared.lock().num_waiting_threads == 0 {
             std::thread::yield_now();
@@ -179,7 +180,7 @@ fn a_worker_runs_on_one_thread_at_a_time_and_no_job_is_left() {
         while queue.num_queued() > 0 {
             std::thread::yield_now();
         }
-        // The worker is busy there: neither this thread nor one of the queue can run the next job.
+        // The only worker is busy on the caller, so neither this thread nor one of the queue can run the next job.
         queue.submit(1).unwrap();
         assert_eq!(queue.shared.run_on_caller(LONG, |_| true), Attempt::Settled);
         queue.wake();

@@ -80,7 +80,7 @@ pub struct BatchBuilder {
     labels_seen: Vec<bool>,
     /// Occurrences of each dense name in the line so far, by its first column.
     dense_seen: Vec<u16>,
-    /// Limit of the signs in each slot, of which the last ones are kept; empty if no slot is limited.
+    /// Maximum number of signs in each slot, of which the last ones are kept; empty if no slot is limited.
     longest: Vec<usize>,
     /// Value for missing dense values.
     missing: f32,

@@ -243,8 +243,8 @@ impl Parser {
         self.plain || (!self.features.format.has_signs() && self.features.modulo.is_none())
     }
 
-    /// Whether [`Self::key`] never returns `None`.
-    pub fn keys_all(&self) -> bool {
+    /// Whether no sign is the padding: [`Self::key`] never returns `None`.
+    pub fn has_no_padding_sign(&self) -> bool {
         self.padding_sign.is_none() || !self.features.format.has_signs()
     }
 
@@ -374,16 +374,17 @@ pub(crate) fn check_labels(labels: &[String], into: &BatchBuilder) -> Result<(),
     }
 }
 
-/// Returns bytes of a record for a message: short and printable.
-pub(crate) fn excerpt(bytes: &[u8]) -> String {
-    const LONGEST: usize = 40;
-    let text: String = String::from_utf8_lossy(bytes).chars().take(LONGEST + 1).collect();
-    let printable: String = text.escape_debug().collect();
-    if bytes.len() > LONGEST {
-        format!("{}…", printable.chars().take(LONGEST).collect::<String>())
-    } else {
-        printable
-    }
+/// Returns the start of an input for a message, escaped: up to 40 characters.
+pub fn excerpt(input: impl AsRef<[u8]>) -> String {
+    excerpt_up_to(40, input)
+}
+
+/// Returns the first `max_chars` characters of an input for a message, escaped; `…` stands for the rest.
+pub fn excerpt_up_to(max_chars: usize, input: impl AsRef<[u8]>) -> String {
+    let text = String::from_utf8_lossy(input.as_ref());
+    let mut chars = text.chars();
+    let start: String = chars.by_ref().take(max_chars).flat_map(char::escape_debug).collect();
+    if chars.next().is_some() { start + "…" } else { start }
 }
 
 /// Fuzz target: parses any bytes as lines of every text format.
@@ -546,6 +547,10 @@ mod tests {
     #[test]
     fn excerpts_are_short_and_printable() {
         assert_eq!(excerpt(b"a\x00b"), "a\\0b");
-        assert!(excerpt(&[b'x'; 1000]).len() < 50);
+        assert_eq!(excerpt("x".repeat(40)), "x".repeat(40));
+        assert_eq!(excerpt("x".repeat(1000)), "x".repeat(40) + "…");
+        assert_eq!(excerpt_up_to(2, "用户组"), "用户…");
+        assert_eq!(excerpt_up_to(3, "用户组"), "用户组");
+        assert_eq!(excerpt_up_to(2, b"\xff\n"), "\u{fffd}\\n");
     }
 }

@@ -120,7 +120,7 @@ pub enum DecodeError {
 }
 
 impl Codec {
-    /// Add the samples of `body` to a batch, all or none, and return the form of the answer.
+    /// Adds the samples of `body` to a batch, all or none, and returns the form of the answer.
     pub fn decode(
         self,
         parser: &Parser,
@@ -150,7 +150,7 @@ impl Codec {
 }
 
 impl AnswerFormat {
-    /// Refuse outputs that a version does not have.
+    /// Refuses outputs that a version does not have.
     pub(crate) fn check(&self, info: &VersionInfo) -> Result<(), DecodeError> {
         match self {
             AnswerFormat::Plain | AnswerFormat::ElasticCtr => Ok(()),
@@ -159,7 +159,7 @@ impl AnswerFormat {
         }
     }
 
-    /// Encode the scores `[samples, labels]` of a request.
+    /// Encodes the scores `[samples, labels]` of a request.
     pub(crate) fn write(&self, info: &VersionInfo, scores: &[f32]) -> Result<Reply, String> {
         let body = match self {
             AnswerFormat::Plain => info.plain.write(scores).map_err(|error| error.to_string())?.into(),
@@ -179,7 +179,7 @@ fn decode_text(parser: &Parser, body: &[u8], limits: Limits, into: &mut BatchBui
     parse_text_into(parser, body, LabelMode::Ignored, into).map_err(DecodeError::Bad)
 }
 
-/// Return the number of lines, or refuse more than the limit.
+/// Returns the number of lines, or refuses more than the limit.
 pub(crate) fn count_lines(body: &[u8], limits: Limits) -> Result<usize, DecodeError> {
     let last_is_open = body.last().is_some_and(|&byte| byte != b'\n');
     let num_lines = memchr::memchr_iter(b'\n', body).count() + usize::from(last_is_open);
@@ -189,7 +189,7 @@ pub(crate) fn count_lines(body: &[u8], limits: Limits) -> Result<usize, DecodeEr
     Ok(num_lines)
 }
 
-/// Decode any bytes with every codec and both formats, for the fuzzer.
+/// Decodes any bytes with every codec and both formats, for the fuzzer.
 #[doc(hidden)]
 pub fn fuzz_body(bytes: &[u8]) {
     const MAX_INSTANCES: usize = 5;

@@ -35,7 +35,7 @@ impl Memory {
         self.used_bytes.load(Ordering::Relaxed)
     }
 
-    /// Return an empty reservation.
+    /// Returns an empty reservation.
     pub(crate) fn reservation(self: &Arc<Memory>) -> Reservation {
         Reservation { memory: self.clone(), num_bytes: 0 }
     }
@@ -48,7 +48,7 @@ pub(crate) struct Reservation {
 }
 
 impl Reservation {
-    /// Grow to `num_bytes`, or refuse if the limit does not allow it.
+    /// Grows to `num_bytes`, or refuses if the limit does not allow it.
     pub(crate) fn grow_to(&mut self, num_bytes: usize) -> Result<(), Refusal> {
         if num_bytes <= FREE_BYTES.max(self.num_bytes) {
             return Ok(());
@@ -62,12 +62,12 @@ impl Reservation {
         Ok(())
     }
 
-    /// Return `bytes` with this reservation attached: it is released when the last handle to them is dropped.
+    /// Returns `bytes` with this reservation attached: it is released when the last handle to them is dropped.
     pub(crate) fn attach(self, bytes: Bytes) -> Bytes {
         if self.num_bytes == 0 { bytes } else { Bytes::from_owner(ReservedBytes { bytes, _reservation: self }) }
     }
 
-    /// Reserve the size of `bytes` and [attach](Reservation::attach) the reservation to them.
+    /// Reserves the size of `bytes` and [attaches](Reservation::attach) the reservation to them.
     pub(crate) fn cover(mut self, bytes: Bytes) -> Result<Bytes, Refusal> {
         self.grow_to(bytes.len()).map(|()| self.attach(bytes))
     }
@@ -101,7 +101,7 @@ pub(crate) enum ReadError {
     Refused(Refusal),
 }
 
-/// Read a whole body; `num_expected` is its length according to its headers.
+/// Reads a whole body; `num_expected` is its length according to its headers.
 pub(crate) async fn collect(
     mut body: Body,
     num_expected: Option<u64>,
@@ -139,7 +139,7 @@ pub(crate) async fn collect(
     Ok(reservation.attach(if rest.is_empty() { first } else { rest.freeze() }))
 }
 
-/// Read everything that an inflating reader returns, up to `max_bytes`.
+/// Reads everything that an inflating reader returns, up to `max_bytes`.
 pub(crate) fn read_within(
     reader: impl Read,
     max_bytes: usize,

@@ -134,17 +134,17 @@ impl Metrics {
         registry.register("signs", "Signs looked up; with a store, each sign of a batch once", metrics.signs.clone());
         registry.register(
             "signs_missed",
-            "Signs looked up that have no row and read as zero",
+            "Signs looked up that have no row; they read as zero",
             metrics.signs_missed.clone(),
         );
-        let help = "Signs looked up whose shard did not answer and that read as zero";
+        let help = "Signs looked up whose shard did not answer; they read as zero";
         registry.register("signs_lost", help, metrics.signs_lost.clone());
         registry.register(
             "request_seconds",
             "Time from the headers of a prediction to its answer",
             metrics.request.0.clone(),
         );
-        let help = "Time of each stage, per request; lookup and infer per batch";
+        let help = "Time in each stage; lookup and infer per batch, the others per request";
         registry.register("stage_seconds", help, metrics.stages.clone());
         registry.register("joined_requests", "Requests scored together in a batch", metrics.joined.clone());
         registry.register("model_version", "The version in use, 0 before the first", metrics.version.clone());
@@ -159,7 +159,7 @@ impl Metrics {
         metrics
     }
 
-    /// Return the metrics of a variant.
+    /// Returns the metrics of a variant.
     pub(crate) fn of(&self, model: &str, variant: &str) -> ModelMetrics {
         let labels = VariantLabels { model: model.into(), variant: variant.into() };
         let stage = |stage| {
@@ -190,12 +190,12 @@ impl Metrics {
         }
     }
 
-    /// Count an answer.
+    /// Counts an answer.
     pub(crate) fn count_answer(&self, protocol: &'static str, code: u16) {
         self.requests.get_or_create(&AnswerLabels { protocol, code }).inc();
     }
 
-    /// Return the text of a scrape.
+    /// Returns the text of a scrape.
     pub(crate) fn encode(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
         encode(&mut text, &self.registry)?;

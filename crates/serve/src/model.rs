@@ -74,7 +74,7 @@ pub enum RowSource {
 }
 
 impl Model {
-    /// Load the version that `path` resolves to (see [`version::resolve`]) and check every byte of it.
+    /// Loads the version that `path` resolves to (see [`version::resolve`]) and checks every byte of it.
     pub fn load(path: &Path) -> Result<Arc<Model>, ModelError> {
         Model::load_with(path, &RowSource::Files(None))
     }
@@ -104,7 +104,7 @@ impl Model {
         Ok(Arc::new(Model { name, manifest, parser, rows, network }))
     }
 
-    /// Return a warm scorer for one thread: its session is checked against the manifest and has run once.
+    /// Returns a warm scorer for one thread: its session is checked against the manifest and has run once.
     pub fn scorer(self: &Arc<Self>) -> Result<Scorer, ModelError> {
         let mut scorer =
             Scorer::new(self.clone()).map_err(|source| ModelError::Engine { name: self.name.clone(), source })?;
@@ -112,22 +112,22 @@ impl Model {
         Ok(scorer)
     }
 
-    /// Return the manifest.
+    /// Returns the manifest.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// Return the parser of the training format.
+    /// Returns the parser of the training format.
     pub fn parser(&self) -> &Parser {
         &self.parser
     }
 
-    /// Return the rows.
+    /// Returns the rows.
     pub fn rows(&self) -> &Rows {
         &self.rows
     }
 
-    /// Return the dense network.
+    /// Returns the dense network.
     pub fn network(&self) -> &Network {
         &self.network
     }

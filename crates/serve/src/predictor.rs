@@ -31,7 +31,7 @@ pub struct Predictor {
 }
 
 impl Predictor {
-    /// Load a version directory, or the current version of a model directory.
+    /// Loads a version directory, or the current version of a model directory.
     pub fn load(path: &Path, ort_library: &Path) -> Result<Predictor, PredictError> {
         init_onnxruntime(ort_library)?;
         let model = Model::load(path)?;
@@ -39,14 +39,14 @@ impl Predictor {
         Ok(Predictor { model, scorer })
     }
 
-    /// Return the scores `[num_lines, num_labels]` of lines in the training format; their labels are ignored.
+    /// Returns the scores `[num_lines, num_labels]` of lines in the training format; their labels are ignored.
     pub fn predict_text(&mut self, text: &[u8]) -> Result<Vec<f32>, PredictError> {
         let batch = parse_text(self.model.parser(), text, LabelMode::Ignored).map_err(PredictError::Record)?;
         self.scorer.score(&batch, None)?;
         Ok(self.scorer.scores_of(0..batch.num_samples())?.to_vec())
     }
 
-    /// Return the scores `[num_samples, num_labels]` of samples as a reader process sends them.
+    /// Returns the scores `[num_samples, num_labels]` of samples as a reader process sends them.
     pub fn predict_parsed(&mut self, parsed: &[u8]) -> Result<Vec<f32>, PredictError> {
         let mut builder = self.model.parser().builder(0);
         let limits = Limits { max_instances: usize::MAX };
@@ -57,7 +57,7 @@ impl Predictor {
         Ok(self.scorer.scores_of(0..batch.num_samples())?.to_vec())
     }
 
-    /// Return the manifest of the version.
+    /// Returns the manifest of the version.
     pub fn manifest(&self) -> &Manifest {
         self.model.manifest()
     }

@@ -137,7 +137,7 @@ pub const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 pub struct Server;
 
 impl Server {
-    /// Bind the address and answer requests; ready once every variant of every model has a version.
+    /// Binds the address and answers requests; ready once every variant of every model has a version.
     pub fn start(options: ServerOptions, models: &[ModelPlan]) -> Result<ServerHandle, ServerError> {
         let registry = Registry::new(models)?;
         let bind = |source| ServerError::Bind { addr: options.addr, source };
@@ -180,8 +180,8 @@ impl Server {
     }
 }
 
-/// Run heavy work on a thread of low priority, so that it does not delay answers. The work must not start threads: they
-/// would inherit the priority.
+/// Runs heavy work on a thread of low priority, so that it does not delay answers. The work must not start threads:
+/// they would inherit the priority.
 fn run_in_background<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let work = move || {
@@ -194,7 +194,7 @@ fn run_in_background<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Free a replaced version after its last request, on a thread of its own: unmapping takes time.
+/// Frees a replaced version after its last request, on a thread of its own: unmapping takes time.
 fn release_later(deployment: Arc<Deployment>) {
     let wait = move || {
         while Arc::strong_count(&deployment) > 1 {
@@ -246,7 +246,7 @@ const RELEASE_POLL: Duration = Duration::from_millis(10);
 /// Niceness of loading: a tenth of the CPU share of other threads, so that it ends on busy cores too.
 const BACKGROUND: i32 = 10;
 
-/// Let the scorers finish the queued requests, until the deadline.
+/// Lets the scorers finish the queued requests, until the deadline.
 fn end_scorers(app: &App, deadline: Instant) -> DrainOutcome {
     let variants = app.registry.models().flat_map(|entry| &entry.variants);
     let mut left: Vec<Arc<Deployment>> = variants.filter_map(|variant| variant.switch(None)).collect();
@@ -279,14 +279,14 @@ pub struct ServerHandle {
 }
 
 impl ServerHandle {
-    /// Return the address of the listening socket.
+    /// Returns the address of the listening socket.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Load and warm a version, and make it the current one of a variant. In-flight requests end on the version they
-    /// started with. Rows are looked up in `store` if it is given, else they are loaded from the version's files, except
-    /// those that the previous version has in memory. `readers` parse lines in a user's own format.
+    /// Loads and warms a version, and makes it the current one of a variant. In-flight requests end on the version they
+    /// started with. Rows are looked up in `store` if it is given, else they are loaded from the version's files,
+    /// except those that the previous version has in memory. `readers` parse lines in a user's own format.
     pub fn load(
         &self,
         name: &str,
@@ -321,14 +321,14 @@ impl ServerHandle {
         model.ok_or_else(|| ModelError::Mismatch { name: name.into(), what: "has no model".into() })
     }
 
-    /// Set the metrics `offered_version` and `load_failures` of a variant.
+    /// Sets the metrics `offered_version` and `load_failures` of a variant.
     pub fn note(&self, name: &str, variant: &str, offered: u64, failures: u64) {
         let metrics = self.app.metrics.of(name, variant);
         metrics.offered.set(offered as i64);
         metrics.load_failures.inc_by(failures.saturating_sub(metrics.load_failures.get()));
     }
 
-    /// Stop accepting, finish in-flight requests, and return when they are done or the time limit has passed.
+    /// Stops accepting, finishes in-flight requests, and returns when they are done or the time limit has passed.
     pub fn stop(&self, within: Duration) -> DrainOutcome {
         let deadline = Instant::now() + within;
         self.stop.send_modify(|stop| {
@@ -337,7 +337,7 @@ impl ServerHandle {
         self.ended.wait(None).unwrap_or(DrainOutcome(false))
     }
 
-    /// Wait until the server has stopped, at most for `timeout`. Return None if it is still running.
+    /// Waits until the server has stopped, at most for `timeout`. Returns None if it is still running.
     pub fn wait(&self, timeout: Option<Duration>) -> Option<DrainOutcome> {
         self.ended.wait(timeout)
     }

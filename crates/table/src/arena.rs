@@ -5,7 +5,7 @@
 //! one short list that stays in the cache.
 
 use std::io;
-use std::ptr::{NonNull, null_mut};
+use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -18,7 +18,8 @@ const MAPPING_BYTES: usize = 256 << 20;
 const MAX_MAPPINGS: usize = 1 << 12;
 /// The number of an item plus one has to fit into 31 bits: an index entry needs one bit for the hash.
 const MAX_ITEMS: usize = (1 << 31) - 1;
-const HUGE_PAGE_BYTES: usize = 2 << 20;
+/// Size of a huge page.
+pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// The start of the first mapping has ordinary pages, so that small tables stay small.
 const SMALL_BYTES: usize = 2 * HUGE_PAGE_BYTES;
 
@@ -103,9 +104,11 @@ impl Arena {
         }
         let mapping = first as usize >> self.mapping_bits;
         if mapping == state.mappings.len() {
-            let (map, start) =
-                map_huge_pages(self.item_bytes << self.mapping_bits, if mapping == 0 { SMALL_BYTES } else { 0 })?;
-            self.bases[mapping].store(start.as_ptr(), Ordering::Release);
+            let bytes = self.item_bytes << self.mapping_bits;
+            let small_bytes = if mapping == 0 { SMALL_BYTES } else { 0 };
+            let mapped = map_huge_pages(bytes, small_bytes);
+            let (mut map, start) = mapped.map_err(|source| GrowError::Memory { bytes, source })?;
+            self.bases[mapping].store(map[start..].as_mut_ptr(), Ordering::Release);
             state.mappings.push(map);
         }
         state.next += 1 << self.block_bits;
@@ -135,15 +138,13 @@ impl Arena {
     }
 }
 
-/// Maps zeroed memory; returns the mapping and its first huge page. The first `small_bytes` have ordinary pages.
-pub fn map_huge_pages(bytes: usize, small_bytes: usize) -> Result<(MmapMut, NonNull<u8>), GrowError> {
+/// Maps zeroed memory; returns the mapping and the offset of its first huge page, where `bytes` begin. The first
+/// `small_bytes` of them have ordinary pages.
+pub fn map_huge_pages(bytes: usize, small_bytes: usize) -> io::Result<(MmapMut, usize)> {
     let bytes = bytes.next_multiple_of(HUGE_PAGE_BYTES);
-    let mut map = MmapMut::map_anon(bytes + HUGE_PAGE_BYTES).map_err(|source| GrowError::Memory { bytes, source })?;
-    let offset = map.as_ptr().align_offset(HUGE_PAGE_BYTES);
-    advise(&map, offset + small_bytes, bytes.saturating_sub(small_bytes));
-    assert!(offset + bytes <= map.len(), "the mapping has room for the bytes before its first huge page");
-    // SAFETY: the address is inside the mapping, as asserted, and a mapping does not begin at 0.
-    let start = unsafe { NonNull::new_unchecked(map.as_mut_ptr().add(offset)) };
+    let map = MmapMut::map_anon(bytes + HUGE_PAGE_BYTES)?;
+    let start = map.as_ptr().align_offset(HUGE_PAGE_BYTES);
+    advise(&map, start + small_bytes, bytes.saturating_sub(small_bytes));
     Ok((map, start))
 }
 
@@ -153,7 +154,7 @@ fn advise(map: &MmapMut, offset: usize, bytes: usize) {
     let _ = map.advise_range(memmap2::Advice::HugePage, offset, bytes);
 }
 
-/// The portable twin: the system chooses the pages.
+/// The portable fallback: the system chooses the pages.
 #[cfg(not(all(target_os = "linux", not(feature = "portable"))))]
 fn advise(_: &MmapMut, _: usize, _: usize) {}
 
@@ -200,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_failed_allocation_is_an_error() {
-        let error = map_huge_pages(1 << 60, 0).unwrap_err().to_string();
+        let error = Arena::new(1 << 60, 1024).allocate().unwrap_err().to_string();
         assert!(error.starts_with("table: cannot allocate 1152921504606846976 bytes: "), "{error}");
     }
 }

@@ -60,7 +60,8 @@ impl Table {
         }
     }
 
-    /// Inserts rows that [`Table::pull_full`] copied from another table; signs without a row there get none here.
+    /// Inserts rows that [`Table::pull_full`] copied from another table; a sign without a row in that table gets none in
+    /// this one.
     pub fn insert_full(&mut self, signs: &[u64], full: &FullRows) -> Result<(), GrowError> {
         let width = self.full_width();
         let (spec, partitions) = self.spec_and_partitions_mut();

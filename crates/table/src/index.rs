@@ -13,7 +13,7 @@ const ENTRIES: usize = 16;
 const SEGMENT_BYTES: usize = 16 << 10;
 const SEGMENT_LINES: usize = SEGMENT_BYTES / size_of::<Line>();
 /// Grow beyond this percentage of used entries: lines are long enough that few keys overflow.
-const MAX_LOAD_PERCENT: usize = 79;
+const MAX_USED_PERCENT: usize = 79;
 /// Grow by 1/24, so that little capacity is spare.
 const GROWTH: usize = 24;
 
@@ -42,7 +42,7 @@ impl Line {
         }
     }
 
-    /// The portable twin.
+    /// The portable fallback.
     #[cfg(not(all(target_arch = "x86_64", not(feature = "portable"))))]
     #[inline(always)]
     fn compare(&self, value: u32, mask: u32) -> u32 {
@@ -233,12 +233,12 @@ impl Index {
 
 /// Returns the number of rows that `lines` hold before the index grows.
 fn capacity(lines: usize) -> usize {
-    lines * ENTRIES * MAX_LOAD_PERCENT / 100
+    lines * ENTRIES * MAX_USED_PERCENT / 100
 }
 
 /// Returns the number of lines for `len + 1` rows and some growth, in whole segments if there are several.
 fn lines_for(len: usize) -> usize {
-    let lines = ((len + 1) * 100).div_ceil(ENTRIES * MAX_LOAD_PERCENT);
+    let lines = ((len + 1) * 100).div_ceil(ENTRIES * MAX_USED_PERCENT);
     let lines = lines + lines / GROWTH;
     if lines > SEGMENT_LINES { lines.next_multiple_of(SEGMENT_LINES) } else { lines }
 }

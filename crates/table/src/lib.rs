@@ -27,7 +27,7 @@ pub mod table;
 mod threads;
 mod upkeep;
 
-pub use arena::{GrowError, map_huge_pages};
+pub use arena::{GrowError, HUGE_PAGE_BYTES, map_huge_pages};
 pub use geo::{FullRows, RowTail};
 pub use limit::{Overflow, Trim};
 pub use optimizer::Optimizer;

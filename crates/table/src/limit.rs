@@ -68,7 +68,7 @@ impl Trim {
         values.sort_unstable_by(order);
         let limit = values.get(self.most.saturating_sub(1)).copied();
         let Some(limit) = limit.filter(|_| self.most > 0) else { return rows.retain(|_| false) };
-        // Of rows with the value of the limit, the ones created first stay, as many as there is room for.
+        // Among the rows whose value equals the limit, those created first stay, up to the room that is left.
         let mut equals = self.most - values.partition_point(|value| order(value, &limit).is_lt());
         rows.retain(|counters| match order(&self.value(counters), &limit) {
             std::cmp::Ordering::Less => true,

@@ -75,7 +75,7 @@ impl<const KEYS: usize> Group<KEYS> {
         let (row_arena, lines) = visitor.arenas();
         let has_moved_lines = visitor.has_moved_lines();
         let num_bytes = visitor.num_bytes();
-        // A few keys of a hundred have several candidates; a useless prefetch costs less than a cache miss.
+        // A few keys in a hundred have several candidates; a useless prefetch costs less than a cache miss.
         let prefetch_candidate = |row: u32| {
             if row != ABSENT {
                 prefetch_far(row_arena.at(row));

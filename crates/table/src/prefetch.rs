@@ -19,12 +19,12 @@ pub fn prefetch_far<T>(ptr: *const T) {
     unsafe { _mm_prefetch::<_MM_HINT_T1>(ptr.cast()) }
 }
 
-/// The portable twin does nothing.
+/// The portable fallback does nothing.
 #[cfg(not(all(target_arch = "x86_64", not(feature = "portable"))))]
 #[inline(always)]
 pub fn prefetch_read<T>(_ptr: *const T) {}
 
-/// The portable twin does nothing.
+/// The portable fallback does nothing.
 #[cfg(not(all(target_arch = "x86_64", not(feature = "portable"))))]
 #[inline(always)]
 pub fn prefetch_far<T>(_ptr: *const T) {}

@@ -408,7 +408,7 @@ mod tests {
                 prop_assert_eq!(rows.state(row), &[[7; 4]][..]);
                 prop_assert_eq!(rows.counters(row), Counters { show, click: 1, seen: 2, admitted: sign.is_multiple_of(2) });
             }
-            // A row is missed only if it overflowed from a full line that has its tag by chance.
+            // A row is missed only if it overflowed from a full line in which another row happens to have its tag.
             prop_assert!(num_missed <= 2 + map.len() / 50, "{num_missed} of {}", map.len());
             let sorted: Vec<u64> = rows.sorted().into_iter().map(|row| rows.sign(row)).collect();
             prop_assert!(sorted.is_sorted());

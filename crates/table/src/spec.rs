@@ -116,8 +116,8 @@ impl TableSpec {
             for weight in &mut weights[at..at + column.width] {
                 state = state.wrapping_add(STEP);
                 // 24 bits, the precision of an f32.
-                let unit = (mix(state) >> 40) as f32 / (1u32 << 24) as f32;
-                *weight = (2.0 * unit - 1.0) * column.init_scale;
+                let uniform = (mix(state) >> 40) as f32 / (1u32 << 24) as f32;
+                *weight = (2.0 * uniform - 1.0) * column.init_scale;
             }
             at += column.width;
         }

@@ -208,8 +208,8 @@ impl Table {
     }
 
     /// Makes a whole partition count as changed.
-    pub fn forget_changes(&mut self, partition: u32) {
-        self.partitions[partition as usize].forget_changes();
+    pub fn mark_all_changed(&mut self, partition: u32) {
+        self.partitions[partition as usize].mark_all_changed();
     }
 
     /// Number of rows of a partition.

@@ -19,7 +19,7 @@ pub enum ConnectError {
     /// The server cannot be reached, or the connection ended; another attempt may succeed.
     Lost(String),
     /// The server is the wrong one: no TLS, another certificate, another protocol version, another role.
-    Unfit(String),
+    WrongServer(String),
     /// The server refused the client.
     Refused(Refusal),
 }
@@ -70,7 +70,7 @@ impl Connector<'_> {
         let host = address.rsplit_once(':').map_or(address, |(host, _)| host.trim_matches(['[', ']']));
         let stream = Stream::connect(tcp, self.tls, host, deadline).map_err(|error| match error {
             TlsError::Io(error) => ConnectError::lost(error),
-            other => ConnectError::Unfit(other.to_string()),
+            other => ConnectError::WrongServer(other.to_string()),
         })?;
         stream.limit_writes(self.timeout).map_err(ConnectError::lost)?;
         let header = Header { kind: Kind::Hello, id: 0 };
@@ -78,7 +78,7 @@ impl Connector<'_> {
         let mut body = Body::default();
         let header = read_frame(&mut stream.until(deadline), self.max_greeting_bytes, &mut body);
         let header = header.map_err(|error| match error {
-            FrameError::Version(_) | FrameError::Magic(_) => ConnectError::Unfit(error.to_string()),
+            FrameError::Version(_) | FrameError::Magic(_) => ConnectError::WrongServer(error.to_string()),
             other => ConnectError::lost(other),
         })?;
         let greeting = read_greeting(header.kind, body.bytes())?;

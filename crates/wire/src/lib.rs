@@ -29,7 +29,7 @@ pub use peer::Peer;
 pub use stream::Stream;
 pub use tls::{ClientTls, ServerTls, TlsError};
 
-/// Locks a mutex even after a panic of the holder, for content that is consistent at any time or whose next use then
+/// Locks a mutex and ignores poison. Only for content that stays consistent if a holder panics, or whose next use then
 /// fails.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

@@ -233,7 +233,7 @@ def test_a_server_on_a_port_in_use() -> None:
     spec = {"table": table, "num_dense": 0, "dense": dense, "num_sums": 0, "owned": {"start": 0, "end": 8}}
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
-        expected = rf"^ps: 127.0.0.1:{port}: cannot listen there: the port is in use$"
+        expected = rf"^ps: 127.0.0.1:{port}: cannot listen: the port is in use$"
         with pytest.raises(ConfigError, match=expected):
             ListenAddress(port=port).check(Security())
         with pytest.raises(ConfigError, match=expected):

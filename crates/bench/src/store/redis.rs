@@ -31,7 +31,7 @@ fn connect(address: &str) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Return the bytes of an `MGET` for each batch.
+/// Returns the bytes of an `MGET` for each batch.
 pub fn requests(batches: &[Vec<u64>]) -> Vec<Vec<u8>> {
     let encode = |signs: &Vec<u64>| {
         let mut bytes = format!("*{}\r\n$4\r\nMGET\r\n", signs.len() + 1).into_bytes();
@@ -41,7 +41,7 @@ pub fn requests(batches: &[Vec<u64>]) -> Vec<Vec<u8>> {
     batches.iter().map(encode).collect()
 }
 
-/// Set the rows that [`super::write_cube`] writes.
+/// Sets the rows that [`super::write_cube`] writes.
 pub fn fill(address: &str, num_rows: u64, width: usize, version: u64) -> io::Result<()> {
     let mut writer = connect(address)?;
     let mut reader = BufReader::new(writer.try_clone()?);
@@ -82,7 +82,7 @@ fn unexpected(line: &[u8]) -> io::Error {
 }
 
 impl<'a> Redis<'a> {
-    /// Connect; each request asks for `batch` keys, and a row has `row_bytes`.
+    /// Connects; each request asks for `batch` keys, and a row has `row_bytes`.
     pub fn connect(address: &str, requests: &'a [Vec<u8>], batch: usize, row_bytes: usize) -> io::Result<Redis<'a>> {
         let writer = connect(address)?;
         let reader = BufReader::with_capacity(READ_BYTES, writer.try_clone()?);
@@ -90,7 +90,8 @@ impl<'a> Redis<'a> {
         Ok(Redis { writer, reader: Mutex::new((reader, rows)), requests, batch, row_bytes })
     }
 
-    /// Read the answer to one request: the rows, and zeros for keys without one. Return the number of keys that have a row.
+    /// Reads the answer to one request: the rows, and zeros for keys without one. Returns the number of keys that have
+    /// a row.
     fn read(&self) -> io::Result<usize> {
         let mut guard = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
         let (reader, rows) = &mut *guard;
@@ -119,7 +120,7 @@ impl<'a> Redis<'a> {
     }
 }
 
-/// Read a value that is not completely buffered; return whether the key has a row.
+/// Reads a value that is not completely buffered; returns whether the key has a row.
 fn read_unbuffered(reader: &mut BufReader<TcpStream>, row: &mut [u8], header: &[u8]) -> io::Result<bool> {
     let mut line = Vec::with_capacity(16);
     reader.read_until(b'\n', &mut line)?;

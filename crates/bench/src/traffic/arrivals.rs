@@ -48,7 +48,7 @@ impl Iterator for DueTimes {
     }
 }
 
-/// Return value `number` of a pseudo-random sequence in [0, 1), by splitmix64.
+/// Returns value `number` of a pseudo-random sequence in [0, 1), by splitmix64.
 fn uniform(seed: u64, number: u64) -> f64 {
     let mut value = seed.wrapping_add((number.wrapping_add(1)).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -38,7 +38,7 @@ impl Dispatcher {
         Dispatcher { start, end: start + length, schedule, unsent: zero(), stopped, answered: zero(), failed: zero() }
     }
 
-    /// Return the next request, or None after the end.
+    /// Returns the next request, or None after the end.
     pub(super) fn take(&self) -> Option<DueRequest> {
         let now = Instant::now();
         if self.is_stopped() {
@@ -56,23 +56,23 @@ impl Dispatcher {
         Some(DueRequest { due: self.start + schedule.next()?, is_timed: true })
     }
 
-    /// Count an outcome for progress reports.
+    /// Counts an outcome for progress reports.
     pub(super) fn note(&self, is_answered: bool) {
         let counter = if is_answered { &self.answered } else { &self.failed };
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Return the numbers of answered and failed requests so far.
+    /// Returns the numbers of answered and failed requests so far.
     pub(super) fn counts(&self) -> (u64, u64) {
         (self.answered.load(Ordering::Relaxed), self.failed.load(Ordering::Relaxed))
     }
 
-    /// Return the number of requests that were due and never sent.
+    /// Returns the number of requests that were due and never sent.
     pub(super) fn unsent(&self) -> u64 {
         self.unsent.load(Ordering::Relaxed)
     }
 
-    /// Send nothing more and wait for no answers.
+    /// Sends nothing more and waits for no answers.
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
     }

@@ -40,7 +40,7 @@ pub(super) struct Calls {
     timeout: Duration,
 }
 
-/// Prepare the calls.
+/// Prepares the calls.
 pub(super) fn calls(traffic: &Traffic, addr: SocketAddr) -> Result<Calls, TrafficError> {
     let strange = |text: &str| TrafficError::Head(text.escape_debug().to_string());
     let uri = format!("http://{}{}", traffic.address, traffic.path);
@@ -56,7 +56,7 @@ pub(super) fn calls(traffic: &Traffic, addr: SocketAddr) -> Result<Calls, Traffi
     Ok(Calls { addr, uri, headers, messages, timeout: traffic.timeout })
 }
 
-/// Return a message with its prefix of five bytes: uncompressed, and its length.
+/// Returns a message with its prefix of five bytes: uncompressed, and its length.
 fn framed(message: &[u8]) -> Result<Bytes, TrafficError> {
     let length = u32::try_from(message.len()).map_err(|_| TrafficError::Number {
         what: "bodies",
@@ -66,7 +66,7 @@ fn framed(message: &[u8]) -> Result<Bytes, TrafficError> {
     Ok([&[0], length.to_be_bytes().as_slice(), message].concat().into())
 }
 
-/// Send calls until the end, on connections that start at the given messages.
+/// Sends calls until the end, on connections that start at the given messages.
 pub(super) fn run(calls: Calls, firsts: Vec<usize>, dispatcher: Arc<Dispatcher>) -> Recorder {
     let recorder = Rc::new(RefCell::new(Recorder::new()));
     let calls = Rc::new(calls);
@@ -92,7 +92,7 @@ struct Connection {
 }
 
 impl Connection {
-    /// Send one call after the other, each when it is due.
+    /// Sends one call after the other, each when it is due.
     async fn run(mut self, dispatcher: Arc<Dispatcher>) -> io::Result<()> {
         let mut timer = Timer::new()?;
         // A failed connection is counted with its first call.
@@ -102,9 +102,9 @@ impl Connection {
             if !sleep_until(request, &mut timer, &dispatcher).await? {
                 break;
             }
-            self.recorder.borrow_mut().sent(request, free, Instant::now());
+            self.recorder.borrow_mut().record_sent(request, free, Instant::now());
             let outcome = tokio::time::timeout(self.calls.timeout, self.call()).await.unwrap_or(Err(Failure::Timeout));
-            self.recorder.borrow_mut().ended(request, outcome, &dispatcher);
+            self.recorder.borrow_mut().record_outcome(request, outcome, &dispatcher);
             if matches!(outcome, Err(Failure::Broken)) {
                 self.sender = None;
                 timer.sleep(PAUSE).await?;
@@ -130,7 +130,7 @@ impl Connection {
         status_of(response.await.map_err(|_| Failure::Broken)?).await
     }
 
-    /// Wait until the connection can take a call; reconnect if the server closed it while it was idle.
+    /// Waits until the connection can take a call; reconnects if the server closed it while it was idle.
     async fn ready(&mut self) -> io::Result<()> {
         if let Some(sender) = self.sender.take() {
             self.sender = sender.ready().await.ok();
@@ -142,7 +142,7 @@ impl Connection {
     }
 }
 
-/// Sleep until a request is due; return false if the traffic is stopped before.
+/// Sleeps until a request is due; returns false if the traffic is stopped before.
 async fn sleep_until(request: DueRequest, timer: &mut Timer, dispatcher: &Dispatcher) -> io::Result<bool> {
     loop {
         let left = request.due.saturating_duration_since(Instant::now());
@@ -164,7 +164,7 @@ async fn connect(addr: SocketAddr) -> io::Result<SendRequest<Bytes>> {
     sender.ready().await.map_err(io::Error::other)
 }
 
-/// Read an answer to its end and return its status, which is in the trailers or in the headers.
+/// Reads an answer to its end and returns its status, which is in the trailers or in the headers.
 async fn status_of(response: Response<RecvStream>) -> Result<(), Failure> {
     if response.status() != 200 {
         return Err(Failure::Status(response.status().as_u16()));

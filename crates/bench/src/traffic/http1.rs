@@ -23,7 +23,7 @@ const TICK: Duration = Duration::from_millis(50);
 const CHUNK_BYTES: usize = 64 << 10;
 const MAX_EVENTS: usize = 256;
 
-/// Return the bytes of all requests.
+/// Returns the bytes of all requests.
 pub(super) fn requests(traffic: &Traffic, content_type: &str) -> Result<Arc<[Vec<u8>]>, TrafficError> {
     let is_line = |text: &str| text.bytes().all(|byte| (b' '..=b'~').contains(&byte));
     let headers = traffic.headers.iter().flat_map(|(name, value)| [name.as_str(), value]);
@@ -51,9 +51,10 @@ pub(super) struct Connections {
     timeout: Duration,
     poll: Poll,
     connections: Vec<Connection>,
-    /// Idle connections and since when. They are used in turn: the server closes a connection that idles too long.
+    /// Idle connections, each with the time when it became idle. They are used in turn: the server closes a connection
+    /// that idles too long.
     idle: VecDeque<(Instant, usize)>,
-    /// Connections that pause after a failure, and until when.
+    /// Connections that pause after a failure, each with the time when it may connect again.
     resting: VecDeque<(Instant, usize)>,
     /// A request that is not due yet; the first idle connection sends it.
     held: Option<DueRequest>,
@@ -85,7 +86,7 @@ enum Step {
 }
 
 impl Connections {
-    /// Open connections that start at the given bodies.
+    /// Opens connections that start at the given bodies.
     pub(super) fn new(
         addr: SocketAddr,
         requests: Arc<[Vec<u8>]>,
@@ -113,7 +114,7 @@ impl Connections {
         Ok(connections)
     }
 
-    /// Send the due requests until the end, and wait for the answers.
+    /// Sends the due requests until the end, and waits for the answers.
     pub(super) fn run(mut self, dispatcher: &Dispatcher) -> Recorder {
         let mut events = Events::with_capacity(MAX_EVENTS);
         let mut next_check = Instant::now() + TICK;
@@ -139,7 +140,7 @@ impl Connections {
         }
     }
 
-    /// Send the due requests on idle connections. Return true if no more requests will be due.
+    /// Sends the due requests on idle connections. Returns true if no more requests will be due.
     fn send_due(&mut self, dispatcher: &Dispatcher) -> bool {
         while let Some(&(until, at)) = self.resting.front()
             && until <= Instant::now()
@@ -157,7 +158,7 @@ impl Connections {
                 return false;
             }
             self.idle.pop_front();
-            self.recorder.sent(request, free, now);
+            self.recorder.record_sent(request, free, now);
             let connection = &mut self.connections[at];
             connection.in_flight = Some(InFlight { due: request, sent: now, body: connection.next, num_written: 0 });
             connection.next = (connection.next + 1) % self.requests.len();
@@ -166,7 +167,7 @@ impl Connections {
         false
     }
 
-    /// Wait for a socket, for the next request to be due, or for `until`.
+    /// Waits for a socket, for the next request to be due, or for `until`.
     fn wait(&mut self, events: &mut Events, until: Instant) {
         let due = self.held.map_or(until, |request| request.due);
         let rested = self.resting.front().map_or(until, |&(until, _)| until);
@@ -185,7 +186,7 @@ impl Connections {
         }
     }
 
-    /// Read and write on a connection as far as possible without waiting.
+    /// Reads and writes on a connection as far as possible without waiting.
     fn advance(&mut self, at: usize, dispatcher: &Dispatcher) {
         let Some(in_flight) = self.connections[at].in_flight else {
             return self.watch_idle(at);
@@ -199,7 +200,7 @@ impl Connections {
     }
 
     fn end(&mut self, at: usize, request: DueRequest, outcome: Result<(), Failure>, dispatcher: &Dispatcher) {
-        self.recorder.ended(request, outcome, dispatcher);
+        self.recorder.record_outcome(request, outcome, dispatcher);
         let connection = &mut self.connections[at];
         connection.in_flight = None;
         connection.reading.clear();
@@ -211,7 +212,7 @@ impl Connections {
         }
     }
 
-    /// Drop an idle connection that the server closed. This is no failure, as it had no request.
+    /// Drops an idle connection that the server closed. This is no failure, as it had no request.
     fn watch_idle(&mut self, at: usize) {
         if let Some(stream) = &mut self.connections[at].stream
             && !matches!(stream.read(&mut self.scratch), Err(error) if is_wait(&error))
@@ -228,7 +229,7 @@ impl Connections {
         Ok(())
     }
 
-    /// Write what the socket accepts and read what has arrived.
+    /// Writes what the socket accepts and reads what has arrived.
     fn step(&mut self, at: usize, mut in_flight: InFlight) -> io::Result<Step> {
         if self.connections[at].stream.is_none() {
             self.connect(at)?;
@@ -279,7 +280,7 @@ impl Connections {
     }
 }
 
-/// Return whether the socket has nothing to read, no room to write, or is still connecting.
+/// Returns whether the socket has nothing to read, no room to write, or is still connecting.
 fn is_wait(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::NotConnected | io::ErrorKind::Interrupted)
 }

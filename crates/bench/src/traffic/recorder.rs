@@ -71,8 +71,8 @@ impl Recorder {
         Recorder { latencies_ns: histogram(), lags_ns: histogram(), failures: BTreeMap::new(), late: 0 }
     }
 
-    /// Record that a request is sent now, on a connection that has been free since `free`.
-    pub(super) fn sent(&mut self, request: DueRequest, free: Instant, now: Instant) {
+    /// Records that a request is sent now, on a connection that has been free since `free`.
+    pub(super) fn record_sent(&mut self, request: DueRequest, free: Instant, now: Instant) {
         if !request.is_timed {
             return;
         }
@@ -83,8 +83,13 @@ impl Recorder {
         }
     }
 
-    /// Record an outcome. Latency counts from the due time, so requests that wait behind a slow one are slow too.
-    pub(super) fn ended(&mut self, request: DueRequest, outcome: Result<(), Failure>, dispatcher: &Dispatcher) {
+    /// Records an outcome. Latency counts from the due time, so requests that wait behind a slow one are slow too.
+    pub(super) fn record_outcome(
+        &mut self,
+        request: DueRequest,
+        outcome: Result<(), Failure>,
+        dispatcher: &Dispatcher,
+    ) {
         dispatcher.note(outcome.is_ok());
         match outcome {
             Ok(()) => self.latencies_ns.saturating_record(nanos(request.due.elapsed())),
@@ -157,10 +162,10 @@ mod tests {
         let [before, after, now] =
             [due - Duration::from_secs(1), due + Duration::from_secs(1), due + Duration::from_secs(2)];
         let mut recorder = Recorder::new();
-        recorder.sent(DueRequest { due, is_timed: false }, before, now);
-        recorder.sent(DueRequest { due, is_timed: true }, after, now);
+        recorder.record_sent(DueRequest { due, is_timed: false }, before, now);
+        recorder.record_sent(DueRequest { due, is_timed: true }, after, now);
         assert_eq!((recorder.late, recorder.lag_p99_us()), (1, 0.0));
-        recorder.sent(DueRequest { due, is_timed: true }, before, now);
+        recorder.record_sent(DueRequest { due, is_timed: true }, before, now);
         assert!(recorder.late == 1 && (recorder.lag_p99_us() / 2e6 - 1.0).abs() < 0.002);
     }
 

@@ -2,7 +2,7 @@
 
 /// The bytes are not a valid response.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Malformed;
+pub(super) struct MalformedResponse;
 
 /// A complete response.
 #[derive(Debug, PartialEq, Eq)]
@@ -41,8 +41,8 @@ enum Body {
 }
 
 impl ResponseReader {
-    /// Add bytes; return the response once it is complete.
-    pub(super) fn take(&mut self, bytes: &[u8]) -> Result<Option<Answer>, Malformed> {
+    /// Adds bytes; returns the response once it is complete.
+    pub(super) fn take(&mut self, bytes: &[u8]) -> Result<Option<Answer>, MalformedResponse> {
         self.bytes.extend_from_slice(bytes);
         let head = match self.head {
             Some(head) => head,
@@ -68,14 +68,14 @@ impl ResponseReader {
         self.at = 0;
     }
 
-    fn read_head(&mut self) -> Result<Option<Head>, Malformed> {
+    fn read_head(&mut self) -> Result<Option<Head>, MalformedResponse> {
         let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
         let mut response = httparse::Response::new(&mut headers);
-        let parsed = response.parse(&self.bytes).map_err(|_| Malformed)?;
+        let parsed = response.parse(&self.bytes).map_err(|_| MalformedResponse)?;
         let httparse::Status::Complete(length) = parsed else {
-            return if self.bytes.len() > MAX_HEAD_BYTES { Err(Malformed) } else { Ok(None) };
+            return if self.bytes.len() > MAX_HEAD_BYTES { Err(MalformedResponse) } else { Ok(None) };
         };
-        let status = response.code.ok_or(Malformed)?;
+        let status = response.code.ok_or(MalformedResponse)?;
         let header = |name: &str| {
             response.headers.iter().find(|header| header.name.eq_ignore_ascii_case(name)).map(|header| header.value)
         };
@@ -87,23 +87,25 @@ impl ResponseReader {
         } else if says("transfer-encoding", "chunked") {
             Body::Chunked
         } else {
-            let text = header("content-length").and_then(|value| std::str::from_utf8(value).ok()).ok_or(Malformed)?;
-            let body: usize = text.trim().parse().map_err(|_| Malformed)?;
-            Body::UntilByte(length.checked_add(body).ok_or(Malformed)?)
+            let text =
+                header("content-length").and_then(|value| std::str::from_utf8(value).ok()).ok_or(MalformedResponse)?;
+            let body: usize = text.trim().parse().map_err(|_| MalformedResponse)?;
+            Body::UntilByte(length.checked_add(body).ok_or(MalformedResponse)?)
         };
         let keeps_alive = response.version == Some(1) && !says("connection", "close");
         self.at = length;
         Ok(Some(Head { status, keeps_alive, body }))
     }
 
-    /// Return where the chunked body ends, once it is complete.
-    fn read_chunks(&mut self) -> Result<Option<usize>, Malformed> {
+    /// Returns where the chunked body ends, once it is complete.
+    fn read_chunks(&mut self) -> Result<Option<usize>, MalformedResponse> {
         loop {
             let rest = &self.bytes[self.at..];
-            let parsed = httparse::parse_chunk_size(rest).map_err(|_| Malformed)?;
+            let parsed = httparse::parse_chunk_size(rest).map_err(|_| MalformedResponse)?;
             let httparse::Status::Complete((line, size)) = parsed else { return Ok(None) };
             // A chunk and its line end. Servers send no trailers unless asked to.
-            let chunk = usize::try_from(size).ok().and_then(|size| size.checked_add(line + 2)).ok_or(Malformed)?;
+            let chunk =
+                usize::try_from(size).ok().and_then(|size| size.checked_add(line + 2)).ok_or(MalformedResponse)?;
             if rest.len() < chunk {
                 return Ok(None);
             }
@@ -133,9 +135,9 @@ mod tests {
         {
             let expected = Ok(Some(Answer { status, keeps_alive }));
             let mut reading = ResponseReader::default();
-            for cut in 0..bytes.len() {
-                assert_eq!(reading.take(&bytes[..cut]), Ok(None), "{cut}");
-                assert_eq!(reading.take(&bytes[cut..]), expected, "{cut}");
+            for split in 0..bytes.len() {
+                assert_eq!(reading.take(&bytes[..split]), Ok(None), "{split}");
+                assert_eq!(reading.take(&bytes[split..]), expected, "{split}");
             }
             for byte in &bytes[..bytes.len() - 1] {
                 assert_eq!(reading.take(std::slice::from_ref(byte)), Ok(None));
@@ -159,7 +161,12 @@ mod tests {
             b"HTTP/1.1 200 OK\r\ncontent-length: 18446744073709551615\r\n\r\n",
             b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
         ] {
-            assert_eq!(ResponseReader::default().take(bytes), Err(Malformed), "{}", String::from_utf8_lossy(bytes));
+            assert_eq!(
+                ResponseReader::default().take(bytes),
+                Err(MalformedResponse),
+                "{}",
+                String::from_utf8_lossy(bytes)
+            );
         }
     }
 }

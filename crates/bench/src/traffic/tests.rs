@@ -32,7 +32,7 @@ enum Reply {
     Silence,
 }
 
-/// Start a server whose replies depend on the body and on the number of earlier requests.
+/// Starts a server whose replies depend on the body and on the number of earlier requests.
 fn server(reply: impl Fn(&[u8], usize) -> Reply + Send + Sync + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -238,23 +238,26 @@ fn invalid_traffic_is_refused_with_a_reason() {
     let address = taken.local_addr().unwrap().to_string();
     drop(taken);
     let traffic = traffic_to(address.clone());
-    assert!(refused(traffic.clone()).starts_with(&format!("load: {address}: Connection refused")));
-    assert!(refused(Traffic { address: "nowhere".into(), ..traffic.clone() }).starts_with("load: nowhere: "));
-    assert_eq!(refused(Traffic { bodies: vec![], ..traffic.clone() }), "load: bodies: expected at least 1, got 0");
-    let numbers = "load: rate: expected more than 0 and at most 1e7, got NaN";
+    assert!(refused(traffic.clone()).starts_with(&format!("bench: {address}: Connection refused")));
+    assert!(refused(Traffic { address: "nowhere".into(), ..traffic.clone() }).starts_with("bench: nowhere: "));
+    assert_eq!(refused(Traffic { bodies: vec![], ..traffic.clone() }), "bench: bodies: expected at least 1, got 0");
+    let numbers = "bench: rate: expected more than 0 and at most 1e7, got NaN";
     assert_eq!(refused(Traffic { pace: open(f64::NAN), ..traffic.clone() }), numbers);
-    assert_eq!(refused(Traffic { connections: 0, ..traffic.clone() }), "load: connections: expected at least 1, got 0");
-    assert!(refused(Traffic { length: Duration::ZERO, ..traffic }).starts_with("load: seconds: "));
+    assert_eq!(
+        refused(Traffic { connections: 0, ..traffic.clone() }),
+        "bench: connections: expected at least 1, got 0"
+    );
+    assert!(refused(Traffic { length: Duration::ZERO, ..traffic }).starts_with("bench: seconds: "));
     let traffic = traffic_to(server(|_, _| Reply::Status(200)));
     for headers in [vec![("a".into(), "b\r\nc: d".into())], vec![("ä".into(), String::new())]] {
         for protocol in [Protocol::Grpc, traffic.protocol.clone()] {
             let traffic = Traffic { headers: headers.clone(), protocol, ..traffic.clone() };
-            assert!(refused(traffic).ends_with("`: invalid in a request"));
+            assert!(refused(traffic).ends_with("`: cannot be sent in a request"));
         }
     }
 }
 
-/// Start a gRPC server that does what the message says.
+/// Starts a gRPC server that does what the message says.
 fn grpc_server() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();

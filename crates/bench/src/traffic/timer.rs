@@ -23,7 +23,7 @@ mod timerfd {
     pub(in super::super) struct Timer(AsyncFd<OwnedFd>);
 
     impl Timer {
-        /// Register the timer with the current runtime.
+        /// Registers the timer with the current runtime.
         pub(in super::super) fn new() -> io::Result<Self> {
             let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
             // SAFETY: the descriptor is open, and owned by the registered object, which always returns the same one.

@@ -39,7 +39,7 @@ pub(super) enum Failure {
     /// The server cannot be reached, or the connection ended.
     Lost(String),
     /// The server is the wrong one: no TLS, another certificate, another release, another role.
-    Unfit(String),
+    WrongServer(String),
     /// The server refused the request.
     Refused(Refusal),
     /// The deadline passed; the connection may still be good.
@@ -50,7 +50,7 @@ impl From<ConnectError> for Failure {
     fn from(error: ConnectError) -> Self {
         match error {
             ConnectError::Lost(what) => Failure::Lost(what),
-            ConnectError::Unfit(what) => Failure::Unfit(what),
+            ConnectError::WrongServer(what) => Failure::WrongServer(what),
             ConnectError::Refused(refusal) => Failure::Refused(refusal),
         }
     }
@@ -59,7 +59,7 @@ impl From<ConnectError> for Failure {
 impl Failure {
     pub(super) fn text(&self) -> String {
         match self {
-            Failure::Lost(what) | Failure::Unfit(what) => what.clone(),
+            Failure::Lost(what) | Failure::WrongServer(what) => what.clone(),
             Failure::Refused(refused) => refused.to_string(),
             Failure::Late => "did not answer in time".into(),
         }
@@ -304,7 +304,7 @@ impl Connection {
         }
     }
 
-    /// Reads a frame and stores it in the slot of its request.
+    /// Reads a frame and puts it into the slot of its request.
     fn read(&self, mut reader: Box<AnswerReader>, deadline: Instant) -> Result<(), Failure> {
         let read = reader.read(&self.stream, deadline);
         let mut state = lock(&self.state);
@@ -395,8 +395,8 @@ impl State {
 impl Greeting for ServerInventory {
     fn read(kind: Kind, body: &[u8]) -> Result<Self, ConnectError> {
         match kind {
-            Kind::Inventory => ServerInventory::decode(body).map_err(ConnectError::Unfit),
-            Kind::Welcome => Err(ConnectError::Unfit("expected a cube server, got a parameter server".into())),
+            Kind::Inventory => ServerInventory::decode(body).map_err(ConnectError::WrongServer),
+            Kind::Welcome => Err(ConnectError::WrongServer("expected a cube server, got a parameter server".into())),
             other => Err(ConnectError::Lost(format!("expected an inventory, got {other:?}"))),
         }
     }

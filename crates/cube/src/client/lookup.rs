@@ -251,7 +251,7 @@ impl<'a> PendingLookup<'a> {
             }
             // The replica is busy, not gone.
             Failure::Late if !connection.is_silent() => {}
-            Failure::Late | Failure::Lost(_) | Failure::Unfit(_) => {
+            Failure::Late | Failure::Lost(_) | Failure::WrongServer(_) => {
                 connection.end(&text);
                 shards.take_down(shard, replica, connection, &text);
             }
@@ -345,7 +345,7 @@ impl Piece {
             return Some(ClientError::Gone { version, held: shards.versions() });
         }
         let shard = shards.shards[self.shard].number;
-        self.refused.clone().map(|refused| ClientError::Unfit { shard, replicas: vec![refused] })
+        self.refused.clone().map(|refused| ClientError::Permanent { shard, replicas: vec![refused] })
     }
 }
 

@@ -247,8 +247,9 @@ impl Shards {
             let timeout = deadline.saturating_duration_since(now) / num_left;
             num_left -= 1;
             let answer = up.wait(&ticket, now + timeout).and_then(inventory_of);
-            let noted = answer
-                .and_then(|inventory| self.note_inventory(at, number, inventory, requested).map_err(Failure::Unfit));
+            let noted = answer.and_then(|inventory| {
+                self.note_inventory(at, number, inventory, requested).map_err(Failure::WrongServer)
+            });
             match noted {
                 Ok(()) => {}
                 // The replica is busy, not gone.
@@ -356,7 +357,7 @@ impl Shards {
         let requested = Instant::now();
         let opened = Connection::open(serial, &own.address, &self.credentials, self.timeout);
         let opened = opened.and_then(|(connection, inventory)| {
-            self.note_inventory(shard, replica, inventory, requested).map_err(Failure::Unfit)?;
+            self.note_inventory(shard, replica, inventory, requested).map_err(Failure::WrongServer)?;
             Ok(connection)
         });
         match opened {
@@ -463,8 +464,8 @@ fn none_up(shard: usize, addresses: &[String], opened: &[OpenResult], timeout: D
     let replicas = addresses.iter().zip(failures()).map(|(address, failure)| format!("{address}: {}", failure.text()));
     let replicas = replicas.collect();
     // A retry would not help.
-    if failures().any(|failure| matches!(failure, Failure::Unfit(_) | Failure::Refused(_))) {
-        return ClientError::Unfit { shard, replicas };
+    if failures().any(|failure| matches!(failure, Failure::WrongServer(_) | Failure::Refused(_))) {
+        return ClientError::Permanent { shard, replicas };
     }
     ClientError::Unavailable { shard, timeout, replicas }
 }
@@ -481,7 +482,8 @@ fn check_map(shards: &mut [Shard], sizes: &[u32]) -> Result<u32, ClientError> {
     for shard in &*shards {
         let Range { start, end: next } = shard.partitions;
         if start != end {
-            let text = format!("expected partitions from {end}, got {start} to {next} of shard {}", shard.number);
+            let text =
+                format!("shard {}: expected partitions that begin at {end}, got {start} to {next}", shard.number);
             return Err(ClientError::Map(text));
         }
         end = next;

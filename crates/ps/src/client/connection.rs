@@ -129,8 +129,9 @@ impl Connection {
     fn unsent(&self, error: &io::Error) -> ClientError {
         drop(self.stream.shutdown());
         match error.kind() {
+            // The request is too long for a frame.
             io::ErrorKind::InvalidInput => {
-                ClientError::at(self.shard, &self.address, ConnectError::Unfit(error.to_string()))
+                ClientError::Permanent { shard: self.shard, address: self.address.clone(), what: error.to_string() }
             }
             // A socket returns this after its write timeout.
             io::ErrorKind::WouldBlock => self.lost("did not accept a request in time"),

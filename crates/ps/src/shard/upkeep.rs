@@ -62,8 +62,8 @@ impl Shard {
         }
     }
 
-    /// Limits the memory of the shard. A partition with 90 % of its rows accepts no new signs, and at the next boundary its
-    /// least valuable rows are evicted; a partition that was loaded with more rows than its limit evicts at once.
+    /// Limits the memory of the shard. A partition at 90 % of its row limit accepts no new signs, and at the next boundary
+    /// its least valuable rows are evicted; a partition that was loaded with more rows than its limit evicts at once.
     ///
     /// Each partition counts its own rows and all have the same limit, so what a partition drops depends only on its
     /// pushes.

@@ -46,12 +46,6 @@ impl CubeBench {
         self.inner.view().row_bytes()
     }
 
-    /// Segments of changes that a lookup reads before the base.
-    #[getter]
-    fn num_segments(&self) -> usize {
-        self.inner.view().num_segments()
-    }
-
     /// Publish a delta; return the seconds to write, open and apply it, and its bytes.
     fn change(&mut self, py: Python<'_>, num_changed: usize) -> PyResult<(f64, f64, f64, u64)> {
         let cost = py.detach(|| self.inner.change(num_changed)).map_err(IntoPyErr::into_py_err)?;

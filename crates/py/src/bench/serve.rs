@@ -131,7 +131,7 @@ pub(crate) fn run_traffic(
 
 fn duration(name: &str, seconds: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(seconds)
-        .map_err(|_| ConfigError::new_err(format!("load: {name}: expected a number of seconds, got {seconds}")))
+        .map_err(|_| ConfigError::new_err(format!("bench: {name}: expected a number of seconds, got {seconds}")))
 }
 
 /// Return the instances per second through the bare network on prepared tensors.

@@ -46,7 +46,7 @@ pub(crate) struct Staleness {
 }
 
 impl Staleness {
-    /// Count a push. Its staleness is the number of other pushes between its pull and itself, on the worst shard.
+    /// Counts a push. Its staleness is the number of other pushes between its pull and itself, on the worst shard.
     fn count(&self, pulled_at: &[u64], applied: impl Iterator<Item = u64>) {
         if pulled_at.is_empty() {
             return;
@@ -106,7 +106,7 @@ pub(crate) struct PsClient {
 }
 
 impl PsClient {
-    /// Call a function with a buffer of rows with arbitrary content.
+    /// Calls a function with a buffer of rows with arbitrary content.
     fn with_rows<T>(&self, num_rows: usize, run: impl FnOnce(&mut [f32]) -> T) -> T {
         let spare = lock(&self.rows).pop();
         let mut rows = spare.unwrap_or_default();
@@ -116,12 +116,12 @@ impl PsClient {
         result
     }
 
-    /// Take `oldest`: the number of pushes that each shard had applied at the first pull since the last push.
+    /// Takes `oldest`: the number of pushes that each shard had applied at the first pull since the last push.
     pub(crate) fn take_oldest(&self) -> Vec<u64> {
         std::mem::take(&mut *lock(&self.oldest))
     }
 
-    /// Record the number of pushes that each shard had applied when it answered a pull.
+    /// Records the number of pushes that each shard had applied when it answered a pull.
     pub(crate) fn note_pull(&self, applied: &[u64]) {
         let mut oldest = lock(&self.oldest);
         if oldest.is_empty() {

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use elasticrec_cube::publish::PublishRequest;
 use elasticrec_ps::{Boundary, Identity, Server, Shard, ShardSpec, SnapshotFiles};
 use numpy::{PyArray1, PyReadonlyArray2, PyUntypedArrayMethods};
 use pyo3::exceptions::PyValueError;
@@ -11,11 +10,11 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::PsTls;
-use crate::cube::{figures_of, row_type_of};
+use crate::cube::{figures_of, publish_request};
 use crate::errors::{ConfigError, ElasticRecError, IntoPyErr, not_contiguous};
 use crate::net::{cannot_listen, counts_of, duration};
 
-/// Set the initial dense values of a shard, with or without the optimizer's state vectors.
+/// Sets the initial dense values of a shard, with or without the optimizer's state vectors.
 fn start(shard: &mut Shard, dense: &PyReadonlyArray2<'_, f32>, steps: u64) -> PyResult<()> {
     let flat = dense.as_slice().map_err(|_| not_contiguous("dense"))?;
     let (all, length) = (1 + shard.dense_state().states().len(), shard.dense().len());
@@ -136,7 +135,7 @@ impl PsServer {
         Ok(())
     }
 
-    /// Count units whose data is lost as complete.
+    /// Mark units as complete although their data is lost.
     fn skip_units(&self, py: Python<'_>, units: Vec<u64>) {
         py.detach(|| self.inner.skip_units(&units));
     }
@@ -206,9 +205,7 @@ impl PsServer {
         row_type: &str,
         path: PathBuf,
     ) -> PyResult<(Bound<'py, PyDict>, Bound<'py, PyArray1<f32>>)> {
-        let row_type = row_type_of(row_type)?;
-        let request =
-            PublishRequest { name: name.into(), committed: committed.map(Into::into), is_base, row_type, path };
+        let request = publish_request(name, committed, is_base, row_type, path)?;
         let published = py.detach(|| self.inner.publish(&request)).map_err(IntoPyErr::into_py_err)?;
         let figures = figures_of(py, &published.rows)?;
         figures.set_item("samples", published.num_samples)?;

@@ -78,7 +78,7 @@ mod tests {
         let samples: Vec<(f64, bool)> = (0..1500)
             .map(|_| {
                 let logit = 1.5 * stream.bell();
-                (logit, stream.unit() < 1.0 / (1.0 + (-logit).exp()))
+                (logit, stream.uniform() < 1.0 / (1.0 + (-logit).exp()))
             })
             .collect();
         let (mut whole, mut half, mut rest) = (Ranking::new(), Ranking::new(), Ranking::new());

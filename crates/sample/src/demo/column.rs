@@ -28,7 +28,7 @@ struct Kind {
     present: f64,
     linear: f64,
     /// `None` if the slot is in no pair; otherwise the axis of the latent vector that is mixed into the linear effect.
-    /// Without that, latents would be visible in products alone, and an MLP could stay stuck on one axis of them for a
+    /// Without this mix, latents would appear in products only, and an MLP could fail to learn one of the two axes in a
     /// whole pass.
     paired: Option<usize>,
     drifts: bool,
@@ -139,7 +139,7 @@ pub(super) struct Column {
 impl Column {
     /// Draws the values of this column, writes them, and adds their effects to the logit of each label.
     pub(super) fn draw(&self, stream: &mut Stream, rotation: Rotation, logits: &mut [Logit; 2], out: &mut Vec<u8>) {
-        if self.present < 1.0 && stream.unit() >= self.present {
+        if self.present < 1.0 && stream.uniform() >= self.present {
             out.extend_from_slice(self.absent);
             return;
         }
@@ -239,7 +239,7 @@ fn number_columns(seed: u64) -> Vec<Column> {
         .enumerate()
         .map(|(column, &(vocabulary, smallest, present))| {
             let mut stream = Stream::new(mix(seed), column as u64);
-            let linear = 0.5 + stream.unit();
+            let linear = 0.5 + stream.uniform();
             let kind = Kind { vocabulary, zipf: 1.08, max_signs: 1, present, linear, paired: None, drifts: false };
             let sign = if stream.next() & 1 == 0 { 1.0 } else { -1.0 };
             let numbers = smallest..smallest + i64::from(vocabulary);

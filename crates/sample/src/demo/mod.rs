@@ -1,7 +1,7 @@
-//! Demo data: log files like those of users, drawn from known click probabilities.
+//! Demo data: click logs like those of users, drawn from known click probabilities.
 //!
-//! The same parsers read the files of [`generate`] and real logs. The true probability of every sample is known, and so
-//! is the best AUC that any model can reach.
+//! The same parsers read the files of [`generate`] and real click logs. The true probability of every sample is known,
+//! and so is the best AUC that any model can reach.
 
 mod auc;
 mod column;

@@ -39,7 +39,7 @@ impl Stream {
     }
 
     /// Returns a uniform number in [0, 1) with 53 bits.
-    pub(super) fn unit(&mut self) -> f64 {
+    pub(super) fn uniform(&mut self) -> f64 {
         (self.next() >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
     }
 

@@ -24,7 +24,7 @@ const BUY_RATE: f64 = 0.02;
 const BUY_SHARED: f64 = 0.9;
 /// Scale of the buy's logit relative to the click's: a buy depends more on chance.
 const BUY_SCALE: f64 = 0.75;
-/// Tangent of half the angle by which drifting slots rotate in an hour, which is 1 degree.
+/// Drifting slots rotate by 1 degree in an hour; this is the tangent of half that angle.
 const HALF_TURN: f64 = 0.008_727;
 /// Samples of the first hour from which the biases are set.
 const PILOT_SAMPLES: u64 = 20_000;
@@ -120,7 +120,7 @@ impl Truth {
         let drawn = match &self.buy {
             None => {
                 let best = if self.structured { logit } else { signs.click.linear };
-                let happened = stream.unit() < probability(logit);
+                let happened = stream.uniform() < probability(logit);
                 DrawnSample { click: Outcome { best, linear: signs.click.linear, happened }, buy: None }
             }
             Some(buy) => buy.draw(self.bias, &signs, &mut stream),
@@ -196,9 +196,9 @@ impl Buy {
     /// Draws the buy by its own probability, then the click; a buy is always a click.
     fn draw(&self, click_bias: f64, signs: &Signs, stream: &mut Stream) -> DrawnSample {
         let buy_logit = self.logit(click_bias, signs);
-        let buy = stream.unit() < probability(buy_logit);
+        let buy = stream.uniform() < probability(buy_logit);
         let click_logit = signs.click.linear + signs.structure();
-        let click = stream.unit() < probability(click_logit) || buy;
+        let click = stream.uniform() < probability(click_logit) || buy;
         // The odds of click or buy: the probability of neither is the product of both complements.
         let odds = (1.0 + exp(click_logit)) * (1.0 + exp(buy_logit)) - 1.0;
         DrawnSample {

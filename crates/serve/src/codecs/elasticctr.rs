@@ -58,7 +58,7 @@ enum Feasign<'a> {
 /// Estimated bytes of a prediction.
 const PREDICTION_BYTES: usize = 48;
 
-/// Write the probabilities of the first of `num_labels` labels:
+/// Writes the probabilities of the first of `num_labels` labels:
 /// `{"predictions":[{"prob0":0.98,"prob1":0.02}],"err_code":0,"err_msg":""}`.
 pub(super) fn write(num_labels: usize, scores: &[f32]) -> serde_json::Result<Vec<u8>> {
     let mut out = Vec::with_capacity(64 + scores.len() / num_labels * PREDICTION_BYTES);
@@ -74,7 +74,7 @@ pub(super) fn write(num_labels: usize, scores: &[f32]) -> serde_json::Result<Vec
     Ok(out)
 }
 
-/// Return an answer with an error and without predictions.
+/// Returns an answer with an error and without predictions.
 pub(crate) fn refusal(code: i32, message: &str) -> String {
     json!({"predictions": [], "err_code": code, "err_msg": message}).to_string()
 }

@@ -3,10 +3,11 @@
 use std::fmt;
 use std::marker::PhantomData;
 
+use elasticrec_sample::parser::excerpt;
 use elasticrec_sample::{BatchBuilder, Parser};
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use super::values::{Inputs, Target, shown};
+use super::values::{Inputs, Target};
 use super::{DecodeError, Limits};
 
 /// The differences between the codecs that share this outline.
@@ -14,11 +15,11 @@ pub(super) trait Schema {
     /// Ignore other keys of the body instead of refusing them.
     const IGNORES_OTHER_KEYS: bool;
 
-    /// Decode one instance into a sample of the batch.
+    /// Decodes one instance into a sample of the batch.
     fn decode_instance<'de, D: Deserializer<'de>>(decoder: &mut Decoder<'_>, deserializer: D) -> Result<(), D::Error>;
 }
 
-/// Add the instances of a body to a batch. On an error the batch may have some of them.
+/// Adds the instances of a body to a batch. On an error the batch may have some of them.
 pub(super) fn decode<S: Schema>(
     parser: &Parser,
     body: &[u8],
@@ -56,31 +57,31 @@ pub(super) struct Decoder<'p> {
 }
 
 impl Decoder<'_> {
-    /// Return the number of complete instances.
+    /// Returns the number of complete instances.
     pub(super) fn num_instances(&self) -> usize {
         self.inputs.builder.num_samples() - self.num_before
     }
 
-    /// Refuse the body; the error that is returned only ends the decoding.
+    /// Refuses the body; the error that is returned only ends the decoding.
     fn refuse<E: serde::de::Error>(&mut self, error: DecodeError) -> E {
         self.refused = Some(error);
         E::custom("refused")
     }
 
-    /// Refuse the current instance, and the body with it.
+    /// Refuses the current instance, and the body with it.
     pub(super) fn refuse_instance<E: serde::de::Error>(&mut self, what: impl fmt::Display) -> E {
         let instance = self.num_instances();
         self.refuse(DecodeError::Bad(format!("instances[{instance}]: {what}")))
     }
 
-    /// Return the input of that name; an instance has each at most once.
+    /// Returns the input of that name; an instance has each at most once.
     pub(super) fn target<E: serde::de::Error>(&mut self, name: &str) -> Result<Target, E> {
         let Some(target) = self.inputs.target(name) else {
-            return Err(self.refuse_instance(format_args!("unknown slot `{}`", shown(name))));
+            return Err(self.refuse_instance(format_args!("unknown slot `{}`", excerpt(name))));
         };
         let mark = self.num_instances() as u32 + 1;
         if std::mem::replace(&mut self.seen[self.inputs.number_of(target)], mark) == mark {
-            return Err(self.refuse_instance(format_args!("`{}`: given twice", shown(name))));
+            return Err(self.refuse_instance(format_args!("`{}`: given twice", excerpt(name))));
         }
         Ok(target)
     }
@@ -145,7 +146,7 @@ impl<S: Schema> Visitor<'_> for Key<'_, '_, S> {
         if key == "instances" || S::IGNORES_OTHER_KEYS {
             return Ok(key == "instances");
         }
-        Err(self.0.refuse(DecodeError::Bad(format!("body: unknown key `{}`, expected `instances`", shown(key)))))
+        Err(self.0.refuse(DecodeError::Bad(format!("body: unknown key `{}`, expected `instances`", excerpt(key)))))
     }
 }
 

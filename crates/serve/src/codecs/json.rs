@@ -120,13 +120,13 @@ impl<'de> Visitor<'de> for Value<'_, '_> {
     }
 }
 
-/// Refuse a value of the wrong type.
+/// Refuses a value of the wrong type.
 fn refuse_value<E: serde::de::Error>(decoder: &mut Decoder<'_>, target: Target, got: impl fmt::Display) -> E {
     let misfit = decoder.inputs.misfit(target, got);
     decoder.refuse_instance(misfit)
 }
 
-/// Return a parser of each format, for the fuzzer and the tests.
+/// Returns a parser of each format, for the fuzzer and the tests.
 pub(super) fn fuzz_parsers() -> [Parser; 2] {
     let slots = r#"{"format":"slots","hash":1,"slots":[{"name":"0","pooling":"sum"},{"name":"7","pooling":"mean"},
         {"name":"user","pooling":"sqrtn"}],"dense":[],"labels":["click","buy"]}"#;

@@ -3,11 +3,12 @@
 use std::ops::Range;
 
 use bytes::Bytes;
+use elasticrec_sample::parser::excerpt;
 use elasticrec_sample::{BatchBuilder, Parser};
 use prost::Message;
 
 use self::message::{Echo, ModelOutput, Request, Response, Tensor};
-use super::values::{Inputs, Target, shown};
+use super::values::{Inputs, Target};
 use super::{DecodeError, Limits, VersionInfo};
 
 mod message;
@@ -54,7 +55,7 @@ mod elem_type {
     pub(super) const INT8: i32 = 8;
 }
 
-/// Add the rows of a request to a batch. On an error the batch may have some of them.
+/// Adds the rows of a request to a batch. On an error the batch may have some of them.
 pub(super) fn decode(
     encoding: Encoding,
     parser: &Parser,
@@ -123,7 +124,7 @@ impl Column<'_> {
     }
 }
 
-/// Return the tensors of a request in the order of the model's inputs; each input has at most one.
+/// Returns the tensors of a request in the order of the model's inputs; each input has at most one.
 fn columns<'r>(inputs: &Inputs<'_>, request: &'r Request) -> Result<Vec<Column<'r>>, String> {
     let mut seen = vec![false; inputs.num_inputs()];
     let mut columns = Vec::new();
@@ -138,7 +139,7 @@ fn columns<'r>(inputs: &Inputs<'_>, request: &'r Request) -> Result<Vec<Column<'
         };
         for input in numbers {
             if std::mem::replace(&mut seen[input], true) {
-                let name = shown(names_of(tensor)[0]);
+                let name = excerpt(names_of(tensor)[0]);
                 return Err(format!("tensor[{number}]: `{name}`: given twice"));
             }
         }
@@ -152,7 +153,7 @@ fn columns<'r>(inputs: &Inputs<'_>, request: &'r Request) -> Result<Vec<Column<'
     Ok(columns)
 }
 
-/// Return the names of a tensor: its alias, which clients use, before its name in the program.
+/// Returns the names of a tensor: its alias, which clients use, before its name in the program.
 fn names_of(tensor: &Tensor) -> [&str; 2] {
     match tensor.alias_name.is_empty() {
         true => [&tensor.name, &tensor.name],
@@ -164,9 +165,9 @@ impl<'r> Column<'r> {
     fn of(number: usize, tensor: &'r Tensor, inputs: &Inputs<'_>) -> Result<Column<'r>, String> {
         let names = names_of(tensor);
         let Some(input) = names.iter().find_map(|name| input_of(name, inputs)) else {
-            return Err(format!("unknown slot `{}`", shown(names[0])));
+            return Err(format!("unknown slot `{}`", excerpt(names[0])));
         };
-        let in_tensor = |what: String| format!("`{}`: {what}", shown(names[0]));
+        let in_tensor = |what: String| format!("`{}`: {what}", excerpt(names[0]));
         let values = Values::of(tensor).map_err(in_tensor)?;
         let rows = Rows::of_tensor(tensor, values.len()).map_err(in_tensor)?;
         if let TensorInput::Dense(columns) = &input
@@ -178,8 +179,8 @@ impl<'r> Column<'r> {
     }
 }
 
-/// Return the input of that name: a slot, a dense column, dense columns `NAME.0`, `NAME.1` … (PaddleRec's names), or all
-/// dense columns.
+/// Returns the input of that name: a slot, a dense column, dense columns `NAME.0`, `NAME.1` … (PaddleRec's names), or
+/// all dense columns.
 fn input_of(name: &str, inputs: &Inputs<'_>) -> Option<TensorInput> {
     match inputs.target(name) {
         Some(Target::Slot(slot)) => return Some(TensorInput::Slot(slot)),
@@ -202,7 +203,7 @@ enum Rows<'r> {
 }
 
 impl<'r> Rows<'r> {
-    /// Return the rows by the tensor's `lod`, or by its shape if it has none. Every value belongs to a row.
+    /// Returns the rows by the tensor's `lod`, or by its shape if it has none. Every value belongs to a row.
     fn of_tensor(tensor: &'r Tensor, num_values: usize) -> Result<Rows<'r>, String> {
         let [first, rest @ ..] = &tensor.shape[..] else {
             return Err("shape: expected [rows, values], got none".into());
@@ -236,7 +237,7 @@ impl<'r> Rows<'r> {
         }
     }
 
-    /// Return the number of values per row, if it is the same for all rows.
+    /// Returns the number of values per row, if it is the same for all rows.
     fn width(&self) -> Option<usize> {
         match self {
             Rows::Even { width, .. } => Some(*width),
@@ -256,7 +257,7 @@ impl<'r> Rows<'r> {
     }
 }
 
-/// Return the start of a list, for a message.
+/// Returns the start of a list, for a message.
 fn few(numbers: &[i32]) -> &[i32] {
     &numbers[..numbers.len().min(8)]
 }
@@ -278,7 +279,7 @@ enum Values<'r> {
 }
 
 impl<'r> Values<'r> {
-    /// Return the list that is not empty; the list determines the type of the values.
+    /// Returns the list that is not empty; the list determines the type of the values.
     fn of(tensor: &'r Tensor) -> Result<Values<'r>, String> {
         let lists = [
             Values::Int64(&tensor.int64_data),
@@ -352,7 +353,8 @@ impl<'r> Values<'r> {
     }
 }
 
-/// Add an integer. A sign is a u64 with the bits of Paddle's i64; negative values of hashed slots are refused as in JSON.
+/// Adds an integer. A sign is a u64 with the bits of Paddle's i64; negative values of hashed slots are refused as in
+/// JSON.
 fn add_integer(number: i64, target: Target, inputs: &mut Inputs<'_>) -> Result<(), String> {
     let is_sign = matches!(target, Target::Slot(_)) && inputs.parser.features().format.has_signs();
     match number >= 0 || is_sign {
@@ -362,7 +364,7 @@ fn add_integer(number: i64, target: Target, inputs: &mut Inputs<'_>) -> Result<(
 }
 
 impl Fetch {
-    /// Refuse outputs that the model does not have.
+    /// Refuses outputs that the model does not have.
     pub(super) fn check(&self, info: &VersionInfo) -> Result<(), DecodeError> {
         // Repeated names would make the answer of a small request large.
         if self.names.len() > info.labels.len() {
@@ -372,7 +374,7 @@ impl Fetch {
         match self.names.iter().find(|name| !info.labels.contains(name)) {
             Some(name) => {
                 let known = info.labels.iter().map(|label| format!("`{label}`")).collect::<Vec<_>>().join(", ");
-                let what = format!("fetch_var_names: unknown output `{}`, expected one of {known}", shown(name));
+                let what = format!("fetch_var_names: unknown output `{}`, expected one of {known}", excerpt(name));
                 Err(DecodeError::Bad(what))
             }
             None => Ok(()),
@@ -418,7 +420,7 @@ impl Encoding {
         }
     }
 
-    /// Return the answer to `body` with an error and without outputs.
+    /// Returns the answer to `body` with an error and without outputs.
     pub(crate) fn refusal(self, body: &[u8], err_no: i32, err_msg: &str) -> Bytes {
         // A body that cannot be decoded has no id to return.
         let echo = match self {

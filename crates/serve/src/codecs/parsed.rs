@@ -70,7 +70,7 @@ impl<'a> ParsedSamples<'a> {
         u32::from_le_bytes(self.offsets[at]) as usize
     }
 
-    /// Add the samples through the builder, which truncates sequences that are longer than the model's.
+    /// Adds the samples through the builder, which truncates sequences that are longer than the model's.
     fn add_to(&self, builder: &mut BatchBuilder) {
         let Shape { num_slots, num_dense } = self.shape;
         for sample in 0..self.num_samples {
@@ -89,7 +89,7 @@ impl<'a> ParsedSamples<'a> {
     }
 }
 
-/// Add the samples of a body to a batch.
+/// Adds the samples of a body to a batch.
 pub(super) fn decode(
     parser: &Parser,
     body: &[u8],
@@ -104,7 +104,7 @@ pub(super) fn decode(
     Ok(())
 }
 
-/// Return the bytes of a batch, as a reader process writes them.
+/// Returns the bytes of a batch, as a reader process writes them.
 #[cfg(test)]
 pub(crate) fn encode(batch: &elasticrec_sample::Batch) -> Vec<u8> {
     let mut bytes = Vec::new();

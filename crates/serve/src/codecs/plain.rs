@@ -22,7 +22,8 @@ impl Template {
         Template { head: head.into_bytes(), labels: labels.iter().enumerate().map(label).collect() }
     }
 
-    /// Write `{"model":"demo","version":3,"predictions":[{"click":0.0123}, …]}`, with the digits that restore each f32.
+    /// Writes `{"model":"demo","version":3,"predictions":[{"click":0.0123}, …]}`, with the digits that restore each
+    /// f32.
     pub(super) fn write(&self, scores: &[f32]) -> serde_json::Result<Vec<u8>> {
         let names_bytes: usize = self.labels.iter().map(|label| label.len() + SCORE_BYTES).sum();
         let num_samples = scores.len() / self.labels.len();

@@ -5,9 +5,10 @@
 
 use std::borrow::Cow;
 
+use elasticrec_sample::parser::excerpt;
 use elasticrec_sample::{BatchBuilder, Features, Format, Parser};
 
-use super::values::{Inputs, Target, shown};
+use super::values::{Inputs, Target};
 use super::{DecodeError, Limits};
 
 mod fill;
@@ -58,7 +59,7 @@ impl Datatype {
         }
     }
 
-    /// Return the bytes per element, or None for text, whose elements have a length each.
+    /// Returns the bytes per element, or None for text, whose elements have a length each.
     fn size(self) -> Option<usize> {
         match self {
             Datatype::Bytes => None,
@@ -68,7 +69,7 @@ impl Datatype {
     }
 }
 
-/// Return the datatypes that an input accepts.
+/// Returns the datatypes that an input accepts.
 fn accepted_datatypes(format: Format, kind: Kind) -> &'static [Datatype] {
     use Datatype::{Bytes, Fp32, Fp64, Int32, Int64, Uint32, Uint64};
     match (kind, format) {
@@ -96,7 +97,7 @@ impl TensorInfo {
     }
 }
 
-/// Return the inputs of a model, which are all optional: its slots, its dense columns, and a tensor for all of each.
+/// Returns the inputs of a model, which are all optional: its slots, its dense columns, and a tensor for all of each.
 pub(crate) fn inputs(features: &Features) -> Vec<TensorInfo> {
     let of_slot = if features.format.has_signs() { Datatype::Uint64 } else { Datatype::Bytes };
     let slots = features.read_slots();
@@ -114,7 +115,7 @@ pub(crate) fn inputs(features: &Features) -> Vec<TensorInfo> {
     inputs
 }
 
-/// Return the outputs of a model: for each label, a score per sample.
+/// Returns the outputs of a model: for each label, a score per sample.
 pub(crate) fn outputs(labels: &[String]) -> Vec<TensorInfo> {
     labels.iter().map(|label| TensorInfo::new(label, Datatype::Fp32, &[-1])).collect()
 }
@@ -137,24 +138,24 @@ pub struct RequestedOutputs {
 }
 
 impl RequestedOutputs {
-    /// Refuse outputs that the model does not have.
+    /// Refuses outputs that the model does not have.
     pub(super) fn check(&self, labels: &[String]) -> Result<(), DecodeError> {
         let mut is_wanted = vec![false; labels.len()];
         for output in self.outputs.iter().flatten() {
             let Some(label) = labels.iter().position(|label| *label == output.name) else {
                 let known = labels.iter().map(|label| format!("`{label}`")).collect::<Vec<_>>().join(", ");
-                let name = shown(&output.name);
+                let name = excerpt(&output.name);
                 return Err(DecodeError::Bad(format!("outputs: unknown output `{name}`, expected one of {known}")));
             };
             // Repeated names would make the answer of a small request large.
             if std::mem::replace(&mut is_wanted[label], true) {
-                return Err(DecodeError::Bad(format!("outputs: `{}`: given twice", shown(&output.name))));
+                return Err(DecodeError::Bad(format!("outputs: `{}`: given twice", excerpt(&output.name))));
             }
         }
         Ok(())
     }
 
-    /// Return the outputs of the answer: the index of each label, and whether its scores are binary.
+    /// Returns the outputs of the answer: the index of each label, and whether its scores are binary.
     fn outputs(&self, labels: &[String]) -> Vec<(usize, bool)> {
         match &self.outputs {
             None => (0..labels.len()).map(|label| (label, self.is_binary)).collect(),
@@ -166,13 +167,13 @@ impl RequestedOutputs {
     }
 }
 
-/// Return the scores of one label, from scores `[samples, labels]`.
+/// Returns the scores of one label, from scores `[samples, labels]`.
 fn scores_of(scores: &[f32], label: usize, num_labels: usize) -> impl Iterator<Item = f32> {
     scores.iter().skip(label).step_by(num_labels).copied()
 }
 
 fn bad(name: &str, what: impl std::fmt::Display) -> DecodeError {
-    DecodeError::Bad(format!("input `{}`: {what}", shown(name)))
+    DecodeError::Bad(format!("input `{}`: {what}", excerpt(name)))
 }
 
 /// A tensor of a request. Its elements are row by row and little-endian in every encoding.
@@ -199,7 +200,7 @@ impl<'a> Head<'a> {
     fn new(name: Cow<'a, str>, datatype: &str, shape: &[i64]) -> Result<Head<'a>, DecodeError> {
         let Some(datatype) = Datatype::ALL.into_iter().find(|known| known.name() == datatype) else {
             let known = Datatype::ALL.map(Datatype::name).join(", ");
-            return Err(bad(&name, format_args!("datatype: expected one of {known}, got `{}`", shown(datatype))));
+            return Err(bad(&name, format_args!("datatype: expected one of {known}, got `{}`", excerpt(datatype))));
         };
         let size = |dim: i64| usize::try_from(dim).ok();
         let (rows, width) = match *shape {
@@ -218,7 +219,7 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Return the number of elements, or None if it overflows.
+    /// Returns the number of elements, or None if it overflows.
     fn num_elements(&self) -> Option<usize> {
         self.rows.checked_mul(self.width)
     }
@@ -275,7 +276,7 @@ struct TensorsByInput<'t> {
     num_samples: usize,
 }
 
-/// Add the samples of a request to a batch. On an error the batch may have some of them.
+/// Adds the samples of a request to a batch. On an error the batch may have some of them.
 fn append(
     parser: &Parser,
     tensors: &[Tensor<'_>],
@@ -336,7 +337,7 @@ impl<'t> TensorsByInput<'t> {
         Ok(())
     }
 
-    /// Return the number of samples, which must be the same in all tensors.
+    /// Returns the number of samples, which must be the same in all tensors.
     fn num_samples(&self, features: &Features) -> Result<usize, DecodeError> {
         let mut first: Option<&Tensor<'_>> = None;
         for (slot, lengths) in self.lengths.iter().enumerate() {
@@ -386,7 +387,7 @@ fn check_datatype(tensor: &Tensor<'_>, accepted: &[Datatype]) -> Result<(), Deco
     Err(bad(&tensor.name, format_args!("datatype: expected {one_of}{expected}, got {got}")))
 }
 
-/// Return the sum of the lengths, or refuse a negative one.
+/// Returns the sum of the lengths, or refuses a negative one.
 fn sum_of(lengths: &Tensor<'_>) -> Result<u64, DecodeError> {
     let mut total = 0u64;
     for row in 0..lengths.rows {

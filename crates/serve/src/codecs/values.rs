@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use elasticrec_sample::parser::parse_u64;
+use elasticrec_sample::parser::{excerpt, parse_u64};
 use elasticrec_sample::{BatchBuilder, Format, Parser};
 
 /// An input of the model.
@@ -19,13 +19,13 @@ pub(super) struct Inputs<'p> {
 }
 
 impl Inputs<'_> {
-    /// Return the input of that name.
+    /// Returns the input of that name.
     pub(super) fn target(&self, name: &str) -> Option<Target> {
         let slot = self.parser.slot(name.as_bytes()).map(Target::Slot);
         slot.or_else(|| self.parser.dense(name).map(Target::Dense))
     }
 
-    /// Return the number of an input among all inputs, slots first.
+    /// Returns the number of an input among all inputs, slots first.
     pub(super) fn number_of(&self, target: Target) -> usize {
         match target {
             Target::Slot(slot) => usize::from(slot),
@@ -33,13 +33,13 @@ impl Inputs<'_> {
         }
     }
 
-    /// Return the number of inputs.
+    /// Returns the number of inputs.
     pub(super) fn num_inputs(&self) -> usize {
         let features = self.parser.features();
         features.slots.len() + features.dense.len()
     }
 
-    /// Return the message about a value of the wrong type.
+    /// Returns the message about a value of the wrong type.
     pub(super) fn misfit(&self, target: Target, got: impl fmt::Display) -> String {
         let features = self.parser.features();
         let (kind, name, expected) = match (target, features.format) {
@@ -61,16 +61,15 @@ impl Inputs<'_> {
         self.add_bytes(target, text.as_bytes())
     }
 
-    /// Add text, in the encoding of the training data.
+    /// Adds text, in the encoding of the training data.
     pub(super) fn add_bytes(&mut self, target: Target, text: &[u8]) -> Result<(), String> {
-        let text_shown = || shown(&String::from_utf8_lossy(text));
         let Target::Slot(slot) = target else {
-            return Err(self.misfit(target, format_args!("the string `{}`", text_shown())));
+            return Err(self.misfit(target, format_args!("the string `{}`", excerpt(text))));
         };
         match self.parser.features().format {
             Format::Slots => match parse_u64(text) {
                 Some(sign) => self.parser.add_sign(slot, sign, self.builder),
-                None => return Err(self.misfit(target, format_args!("`{}`", text_shown()))),
+                None => return Err(self.misfit(target, format_args!("`{}`", excerpt(text)))),
             },
             // As in training, an empty field is a missing one.
             _ if text.is_empty() => (),
@@ -99,12 +98,4 @@ impl Inputs<'_> {
     pub(super) fn set_dense(&mut self, index: usize, value: f32) -> Result<(), String> {
         self.parser.set_dense(index, value, self.builder).map_err(|error| error.to_string())
     }
-}
-
-/// Return the start of a piece of the request, escaped, for a message.
-pub(crate) fn shown(text: &str) -> String {
-    const LONGEST: usize = 40;
-    let mut chars = text.chars();
-    let start: String = chars.by_ref().take(LONGEST).flat_map(char::escape_debug).collect();
-    if chars.next().is_some() { start + "…" } else { start }
 }

@@ -25,7 +25,7 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// Read the manifests of the version in `dir` and of its ancestors.
+    /// Reads the manifests of the version in `dir` and of its ancestors.
     pub fn load(dir: &Path) -> Result<Chain, ManifestError> {
         let mut deltas = Vec::new();
         let mut step = Step { dir: dir.into(), manifest: Manifest::load(dir)? };
@@ -39,17 +39,17 @@ impl Chain {
         Ok(Chain { base: step, deltas })
     }
 
-    /// Return the base.
+    /// Returns the base.
     pub fn base(&self) -> &Step {
         &self.base
     }
 
-    /// Return the version itself.
+    /// Returns the version itself.
     pub fn newest(&self) -> &Step {
         self.deltas.last().unwrap_or(&self.base)
     }
 
-    /// Check the part files and open the rows of the chain; rows that `loaded` shares with it are not read again.
+    /// Checks the part files and opens the rows of the chain; rows that `loaded` shares with it are not read again.
     pub fn open_cube(&self, loaded: Option<&Model>) -> Result<View, ModelError> {
         let (mut view, num_done) = match loaded.and_then(|loaded| self.shared_with(loaded)) {
             Some(shared) => shared,
@@ -71,7 +71,7 @@ impl Chain {
         Ok(view)
     }
 
-    /// Return the rows that a loaded version shares with this chain, and the number of deltas they include.
+    /// Returns the rows that a loaded version shares with this chain, and the number of deltas they include.
     fn shared_with(&self, loaded: &Model) -> Option<(View, usize)> {
         let view = loaded.rows().held()?;
         // A manifest is sealed and never changes: an equal one, checksum included, describes the same files.
@@ -84,7 +84,7 @@ impl Chain {
 }
 
 impl Step {
-    /// Read the version that this delta applies to.
+    /// Reads the version that this delta applies to.
     fn parent(&self, base: u64, parent: u64) -> Result<Step, ManifestError> {
         let invalid = |what| ManifestError::Invalid { path: self.dir.join(FILE_NAME), what };
         let dir = version::sibling(&self.dir, base, parent).map_err(|error| invalid(format!("base: {error}")))?;
@@ -97,7 +97,7 @@ impl Step {
         Ok(before)
     }
 
-    /// Check that a delta differs from its parent only in rows and dense weights.
+    /// Checks that a delta differs from its parent only in rows and dense weights.
     fn check_parent(&self, before: &Step, base: u64, parent: u64) -> Result<(), String> {
         let (own, other) = (&self.manifest, &before.manifest);
         let dir = before.dir.display();

@@ -38,7 +38,7 @@ struct Runtime {
 
 static RUNTIME: Mutex<Option<Runtime>> = Mutex::new(None);
 
-/// Load the ONNX Runtime library at `path`; a second call with the same path does nothing.
+/// Loads the ONNX Runtime library at `path`; a second call with the same path does nothing.
 pub fn init_onnxruntime(path: &Path) -> Result<(), EngineError> {
     let failed = |what: String| EngineError::Library { path: path.into(), what };
     let mut runtime = lock(&RUNTIME);
@@ -76,7 +76,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Return the shape of a manifest.
+    /// Returns the shape of a manifest.
     pub fn of(manifest: &Manifest) -> Shape {
         let features = &manifest.features;
         Shape {
@@ -117,7 +117,7 @@ impl Input {
 }
 
 impl Network {
-    /// Read and check the graph and the weights of a version; a delta has the graph of its base.
+    /// Reads and checks the graph and the weights of a version; a delta has the graph of its base.
     pub fn read(chain: &Chain) -> Result<Network, crate::ManifestError> {
         let (base, Step { manifest, dir }) = (chain.base(), chain.newest());
         let inputs = &manifest.graph.inputs;
@@ -131,7 +131,7 @@ impl Network {
         })
     }
 
-    /// Return the sizes of the inputs and outputs of one sample.
+    /// Returns the sizes of the inputs and outputs of one sample.
     pub fn shape(&self) -> Shape {
         self.shape
     }
@@ -145,7 +145,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Build the session and check the graph's inputs and outputs.
+    /// Builds the session and checks the graph's inputs and outputs.
     pub fn new(network: &Network) -> Result<Engine, EngineError> {
         let session = build(&environment()?, network)?;
         let engine = Engine { session, inputs: network.inputs.clone(), shape: network.shape };
@@ -175,7 +175,7 @@ impl Engine {
         }
     }
 
-    /// Run the network on `num_samples` (at least 1) samples and append `[num_samples, num_labels]` to `scores`.
+    /// Runs the network on `num_samples` (at least 1) samples and appends `[num_samples, num_labels]` to `scores`.
     pub fn run(
         &mut self,
         num_samples: usize,
@@ -218,7 +218,7 @@ fn build(environment: &Environment, network: &Network) -> ort::Result<Session> {
         .commit_from_memory(&network.graph)
 }
 
-/// Check the type and the known dimensions of an input or output.
+/// Checks the type and the known dimensions of an input or output.
 fn check_outlet(what: &str, outlet: &Outlet, expected: &[Option<usize>]) -> Result<(), EngineError> {
     let wrong = |got: String| {
         let expected = expected.iter().map(|size| size.map_or("batch".into(), |size| size.to_string()));

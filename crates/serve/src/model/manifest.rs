@@ -171,14 +171,14 @@ impl Table {
 }
 
 impl Manifest {
-    /// Read and check the manifest of a version directory; the files that it names are not read.
+    /// Reads and checks the manifest of a version directory; the files that it names are not read.
     pub fn load(dir: &Path) -> Result<Manifest, ManifestError> {
         let path = dir.join(FILE_NAME);
         let bytes = std::fs::read(&path).map_err(|source| ManifestError::Io { path: path.clone(), source })?;
         Manifest::parse(&path, &bytes)
     }
 
-    /// Parse and check a manifest; `path` is for error messages.
+    /// Parses and checks a manifest; `path` is for error messages.
     pub fn parse(path: &Path, bytes: &[u8]) -> Result<Manifest, ManifestError> {
         /// The key that every format has.
         #[derive(Deserialize)]
@@ -239,7 +239,7 @@ impl Manifest {
         }
     }
 
-    /// Refuse a version that needs format 2 but claims format 1; keys of format 2 may be null.
+    /// Refuses a version that needs format 2 but claims format 1; keys of format 2 may be null.
     fn check_format(&self) -> Result<(), String> {
         let key = [
             ("base", self.base.is_some()),
@@ -310,12 +310,12 @@ impl Manifest {
         Ok(())
     }
 
-    /// Return whether the version is a delta.
+    /// Returns whether the version is a delta.
     pub fn is_delta(&self) -> bool {
         self.base.is_some()
     }
 
-    /// Return the labels of the scores.
+    /// Returns the labels of the scores.
     pub fn labels(&self) -> &[String] {
         self.graph.labels.as_ref().unwrap_or(&self.features.labels)
     }
@@ -324,17 +324,17 @@ impl Manifest {
         self.files.keys().filter(|name| name.starts_with(CUBE_PREFIX))
     }
 
-    /// Return the part files of the cube, in the order of their names.
+    /// Returns the part files of the cube, in the order of their names.
     pub fn cube_paths(&self, dir: &Path) -> Vec<PathBuf> {
         self.cube_names().map(|name| dir.join(name)).collect()
     }
 
-    /// Check the size and checksum of the cube's part files, without keeping their bytes.
+    /// Checks the size and checksum of the cube's part files, without keeping their bytes.
     pub fn verify_cube(&self, dir: &Path) -> Result<(), ManifestError> {
         self.cube_names().try_for_each(|name| self.check_file(dir, name, |_| ()))
     }
 
-    /// Return the bytes of a file of the manifest; size and checksum are checked on the bytes that are returned.
+    /// Returns the bytes of a file of the manifest; size and checksum are checked on the bytes that are returned.
     pub fn read(&self, dir: &Path, name: &str) -> Result<Vec<u8>, ManifestError> {
         let mut bytes = Vec::new();
         self.check_file(dir, name, |chunk| bytes.extend_from_slice(chunk))?;
@@ -369,7 +369,7 @@ impl Manifest {
     }
 }
 
-/// Check that a name is a path inside the directory, with plain components only.
+/// Checks that a name is a path inside the directory, with plain components only.
 fn check_name(name: &str) -> Result<(), String> {
     let plain = Path::new(name).components().all(|component| matches!(component, Component::Normal(_)));
     // `components` reads `a//b` and `a/./b` as `a/b`, but a file must have a single name.

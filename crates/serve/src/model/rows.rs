@@ -32,23 +32,24 @@ pub(crate) struct FoundRows {
 }
 
 impl StoreRows {
-    /// Open a version that all shards have; `policy` applies to signs whose shard does not answer.
+    /// Opens a version that all shards have; `policy` applies to signs whose shard does not answer.
     pub fn new(client: Arc<Client>, version: u64, policy: ShardFailurePolicy) -> Result<StoreRows, ClientError> {
         let width = client.layout(version)?.width();
         Ok(StoreRows { client, version, width, policy })
     }
 
-    /// Return the layout of a row.
+    /// Returns the layout of a row.
     pub(crate) fn layout(&self) -> Result<Arc<elasticrec_cube::client::Layout>, ClientError> {
         self.client.layout(self.version)
     }
 
-    /// Return the number of values in a row.
+    /// Returns the number of values in a row.
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// Write the row of each sign to `out`, `[signs, width]`, zeros for signs without a row. `present` is a reusable buffer.
+    /// Writes the row of each sign to `out`, `[signs, width]`, zeros for signs without a row. `present` is a reusable
+    /// buffer.
     pub fn look_up(
         &self,
         signs: &[u64],
@@ -65,7 +66,7 @@ impl StoreRows {
 }
 
 impl Rows {
-    /// Return the number of values in a row.
+    /// Returns the number of values in a row.
     pub fn width(&self) -> usize {
         match self {
             Rows::Held(view) => view.width(),
@@ -73,7 +74,7 @@ impl Rows {
         }
     }
 
-    /// Return the rows in this process, or None if they are in a store.
+    /// Returns the rows in this process, or None if they are in a store.
     pub fn held(&self) -> Option<&View> {
         match self {
             Rows::Held(view) => Some(view),
@@ -81,7 +82,7 @@ impl Rows {
         }
     }
 
-    /// Return the rows of `signs`, and which signs have one. A shard that is down is an error, whatever the policy.
+    /// Returns the rows of `signs`, and which signs have one. A shard that is down is an error, whatever the policy.
     pub(crate) fn find(&self, signs: &[u64]) -> Result<FoundRows, ClientError> {
         let width = self.width();
         let mut values = vec![0.0; signs.len() * width];

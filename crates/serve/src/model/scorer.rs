@@ -74,7 +74,7 @@ impl Scorer {
         Ok(Scorer { model, engine, rows, present, pooled, scores, stats: ScoreStats::default() })
     }
 
-    /// Run a batch without signs, so that ONNX Runtime does the work of its first run now.
+    /// Runs a batch without signs, so that ONNX Runtime does the work of its first run now.
     pub(crate) fn warm_up(&mut self) -> Result<(), ScoreError> {
         let mut builder = self.model.parser().builder(1);
         builder.begin();
@@ -83,8 +83,8 @@ impl Scorer {
         self.scores_of(0..1).map(|_| ())
     }
 
-    /// Score a batch of this model's parser; [`scores_of`](Scorer::scores_of) returns the scores. The deadline limits the
-    /// wait for rows of a store.
+    /// Scores a batch of this model's parser; [`scores_of`](Scorer::scores_of) returns the scores. The deadline limits
+    /// the wait for rows of a store.
     pub fn score(&mut self, batch: &Batch, deadline: Option<Instant>) -> Result<(), ScoreError> {
         self.stats = ScoreStats::default();
         self.scores.clear();
@@ -93,19 +93,19 @@ impl Scorer {
         }
         let model = self.model.clone();
         match model.rows() {
-            Rows::Held(view) => self.score_held(batch, view)?,
-            Rows::Store(store) => self.score_stored(batch, store, deadline)?,
+            Rows::Held(view) => self.score_with_view(batch, view)?,
+            Rows::Store(store) => self.score_with_store(batch, store, deadline)?,
         }
-        // Release the memory of one large request.
+        // A large request must not keep its memory after it.
         self.rows.truncate(KEPT_VALUES);
         self.rows.shrink_to(KEPT_VALUES);
         Ok(())
     }
 
-    /// Score with rows in this process, looked up in the order of the signs. If each slot has one sign, this is already the
-    /// input of the network. Repeated signs are looked up again: finding repeats costs more, as their rows are in the CPU
-    /// caches.
-    fn score_held(&mut self, batch: &Batch, view: &View) -> Result<(), ScoreError> {
+    /// Scores with rows in this process, looked up in the order of the signs. If each slot has one sign, this is
+    /// already the input of the network. Repeated signs are looked up again: finding repeats costs more, as their rows
+    /// are in the CPU caches.
+    fn score_with_view(&mut self, batch: &Batch, view: &View) -> Result<(), ScoreError> {
         let (model, width) = (self.model.clone(), view.width());
         let layout = model.parser().layout();
         for samples in slices(batch) {
@@ -127,8 +127,13 @@ impl Scorer {
         Ok(())
     }
 
-    /// Score with rows of a store, which is asked for each sign of the batch once.
-    fn score_stored(&mut self, batch: &Batch, store: &StoreRows, deadline: Option<Instant>) -> Result<(), ScoreError> {
+    /// Scores with rows of a store, which is asked for each sign of the batch once.
+    fn score_with_store(
+        &mut self,
+        batch: &Batch,
+        store: &StoreRows,
+        deadline: Option<Instant>,
+    ) -> Result<(), ScoreError> {
         let (model, width) = (self.model.clone(), store.width());
         let layout = model.parser().layout();
         let started = Instant::now();
@@ -150,7 +155,7 @@ impl Scorer {
         Ok(())
     }
 
-    /// Run the network on samples whose rows are pooled.
+    /// Runs the network on samples whose rows are pooled.
     fn infer(&mut self, batch: &Batch, samples: Range<usize>) -> Result<(), ScoreError> {
         let started = Instant::now();
         let dense = &batch.dense[samples.start * batch.num_dense..samples.end * batch.num_dense];
@@ -159,7 +164,7 @@ impl Scorer {
         Ok(())
     }
 
-    /// Return the scores `[samples, num_labels]` of samples of the last batch, if all are finite.
+    /// Returns the scores `[samples, num_labels]` of samples of the last batch, if all are finite.
     pub fn scores_of(&self, samples: Range<usize>) -> Result<&[f32], ScoreError> {
         let labels = self.model.manifest().labels();
         let scores = &self.scores[samples.start * labels.len()..samples.end * labels.len()];
@@ -170,24 +175,24 @@ impl Scorer {
         Err(ScoreError::NotFinite { sample: at / labels.len(), label, got: scores[at] })
     }
 
-    /// Return the statistics of the last batch.
+    /// Returns the statistics of the last batch.
     pub fn stats(&self) -> ScoreStats {
         self.stats
     }
 
-    /// Return the model.
+    /// Returns the model.
     pub fn model(&self) -> &Arc<Model> {
         &self.model
     }
 }
 
-/// Split the samples of a batch into runs of the network.
+/// Splits the samples of a batch into runs of the network.
 fn slices(batch: &Batch) -> impl Iterator<Item = Range<usize>> + use<> {
     let num_samples = batch.num_samples();
     (0..num_samples).step_by(SLICE).map(move |start| start..num_samples.min(start + SLICE))
 }
 
-/// Return the range of the signs of these samples.
+/// Returns the range of the signs of these samples.
 fn signs_of(batch: &Batch, samples: &Range<usize>) -> Range<usize> {
     let [start, end] = [samples.start, samples.end].map(|at| batch.offsets[at * batch.num_slots] as usize);
     start..end

@@ -7,12 +7,12 @@ use sha2::{Digest, Sha256};
 const KEY: &[u8] = b"\"self_sha256\"";
 const NUM_DIGITS: usize = 64;
 
-/// Return whether the bytes match their checksum.
+/// Returns whether the bytes match their checksum.
 pub(crate) fn is_intact(bytes: &[u8]) -> bool {
     digits(bytes).is_some_and(|range| bytes[range.clone()] == *digest(bytes, range).as_bytes())
 }
 
-/// Write the checksum into the bytes, for tests that write manifests.
+/// Writes the checksum into the bytes, for tests that write manifests.
 #[doc(hidden)]
 pub fn seal(bytes: &mut [u8]) {
     if let Some(range) = digits(bytes) {
@@ -21,7 +21,7 @@ pub fn seal(bytes: &mut [u8]) {
     }
 }
 
-/// Return the range of the checksum's digits: after the first key of that name and any spaces.
+/// Returns the range of the checksum's digits: after the first key of that name and any spaces.
 fn digits(bytes: &[u8]) -> Option<Range<usize>> {
     let key = memchr::memmem::find(bytes, KEY)? + KEY.len();
     let gap = bytes[key..].iter().position(|byte| !matches!(byte, b':' | b' '))?;
@@ -38,7 +38,7 @@ fn digest(bytes: &[u8], digits: Range<usize>) -> String {
     hex(&hash.finalize())
 }
 
-/// Return bytes in lower-case hex.
+/// Returns bytes in lower-case hex.
 pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

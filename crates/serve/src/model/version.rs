@@ -44,7 +44,7 @@ pub enum VersionError {
 /// The directory of the deltas inside the directory of their base.
 const DELTAS: &str = "deltas";
 
-/// Return the directory of the version: `path` itself, or the version that its `CURRENT` names.
+/// Returns the directory of the version: `path` itself, or the version that its `CURRENT` names.
 pub fn resolve(path: &Path) -> Result<PathBuf, VersionError> {
     if path.join(manifest::FILE_NAME).is_file() {
         return Ok(path.into());
@@ -66,14 +66,14 @@ pub fn resolve(path: &Path) -> Result<PathBuf, VersionError> {
     found.ok_or(VersionError::Gone { path: current_path, version })
 }
 
-/// Return the possible directories of a delta: inside every base with a smaller number.
+/// Returns the possible directories of a delta: inside every base with a smaller number.
 fn deltas_of(model: &Path, version: u64) -> impl Iterator<Item = PathBuf> {
     let is_before = move |dir: &PathBuf| number_of(dir).is_some_and(|base| base < version);
     let dirs = std::fs::read_dir(model).into_iter().flatten().flatten().map(|entry| entry.path());
     dirs.filter(is_before).map(move |dir| dir.join(DELTAS).join(version.to_string()))
 }
 
-/// Return the directory of another version of the chain of the delta at `dir`.
+/// Returns the directory of another version of the chain of the delta at `dir`.
 pub(crate) fn sibling(dir: &Path, base: u64, version: u64) -> io::Result<PathBuf> {
     // Resolve links and dots first, so that parents are those of the real directory.
     let dir = dir.canonicalize()?;

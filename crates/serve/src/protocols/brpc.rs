@@ -89,7 +89,7 @@ fn unreadable(error: ReadError, max_bytes: usize) -> Fault {
     }
 }
 
-/// Read any bytes as those of a connection, for the fuzzer.
+/// Reads any bytes as those of a connection, for the fuzzer.
 #[doc(hidden)]
 pub fn fuzz_brpc(bytes: &[u8]) {
     const MAX_PAYLOAD: usize = 4096;

@@ -18,7 +18,7 @@ pub(crate) enum Compression {
 }
 
 impl Compression {
-    /// Inflate a body to at most `max_bytes`, on a thread for blocking work: a small body may inflate to a large one.
+    /// Inflates a body to at most `max_bytes`, on a thread for blocking work: a small body may inflate to a large one.
     pub(crate) async fn inflate(
         self,
         body: Bytes,
@@ -30,7 +30,7 @@ impl Compression {
         inflated.await.map_err(panicked)?
     }
 
-    /// Inflate a body on the calling thread.
+    /// Inflates a body on the calling thread.
     pub(super) fn inflate_blocking(
         self,
         body: &[u8],
@@ -43,7 +43,7 @@ impl Compression {
         }
     }
 
-    /// Compress a body, on a thread for blocking work.
+    /// Compresses a body, on a thread for blocking work.
     pub(crate) async fn compress(self, body: Bytes) -> io::Result<Bytes> {
         let compressed = tokio::task::spawn_blocking(move || {
             let (out, level) = (Vec::with_capacity(body.len() / 2), flate2::Compression::fast());
@@ -78,8 +78,8 @@ mod tests {
             let inflate = |max_bytes| compression.inflate(packed.clone(), max_bytes, memory.reservation());
             assert_eq!(inflate(1000).await.unwrap(), message);
             assert!(matches!(inflate(999).await, Err(ReadError::TooLong)));
-            let cut = compression.inflate(packed.slice(..8), 1000, memory.reservation()).await;
-            assert!(matches!(cut, Err(ReadError::Broken(_))));
+            let truncated = compression.inflate(packed.slice(..8), 1000, memory.reservation()).await;
+            assert!(matches!(truncated, Err(ReadError::Broken(_))));
         }
     }
 }

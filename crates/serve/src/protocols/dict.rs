@@ -5,11 +5,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use elasticrec_sample::parser::parse_u64;
+use elasticrec_sample::parser::{excerpt, parse_u64};
 use prost::Message;
 use serde::Deserialize;
 
-use crate::codecs::values::shown;
 use crate::model::rows::FoundRows;
 use crate::queue::deployment::Deployment;
 use crate::refusal::Refusal;
@@ -79,7 +78,8 @@ impl SeekRequest {
         let number = |(at, key)| match key {
             Key::Number(number) => Ok(number),
             Key::Text(text) => {
-                let invalid = || Refusal::Bad(format!("body: keys[{at}]: expected a u64, got `{}`", shown(&text)));
+                let invalid =
+                    || Refusal::Bad(format!("body: keys[{at}]: expected a u64, got `{}`", excerpt(text.as_bytes())));
                 parse_u64(text.as_bytes()).ok_or_else(invalid)
             }
         };
@@ -88,7 +88,7 @@ impl SeekRequest {
     }
 }
 
-/// Check the length of a body before its signs are allocated.
+/// Checks the length of a body before its signs are allocated.
 fn check_len(bytes: &[u8]) -> Result<(), Refusal> {
     match bytes.len() > MAX_BODY_BYTES {
         true => Err(too_many(format_args!("a body of {} bytes", bytes.len()))),
@@ -116,13 +116,13 @@ impl DictRows {
         DictRows { version, row_bytes, bytes: bytes.into(), present: found.present }
     }
 
-    /// Return the row of each key, or None.
+    /// Returns the row of each key, or None.
     pub(crate) fn rows(&self) -> impl Iterator<Item = Option<Bytes>> {
         let row = |at| self.bytes.slice(at * self.row_bytes..(at + 1) * self.row_bytes);
         self.present.iter().enumerate().map(move |(at, is_present)| is_present.then(|| row(at)))
     }
 
-    /// Encode the rows as a `DictResponse`.
+    /// Encodes the rows as a `DictResponse`.
     pub(crate) fn encode(&self, version_required: bool) -> Bytes {
         let value = |row: Option<Bytes>| match row {
             Some(value) => SeekValue { status: 0, value },
@@ -133,19 +133,19 @@ impl DictRows {
     }
 }
 
-/// Return the version whose rows are looked up: that of the first variant of the first model.
+/// Returns the version whose rows are looked up: that of the first variant of the first model.
 fn deployment(app: &App) -> Result<Arc<Deployment>, Refusal> {
     let entry = app.registry.model(None)?;
     let variant = entry.variants.first().map(|variant| variant.name.as_str());
     app.registry.choose(Choice { variant, ..Choice::default() })
 }
 
-/// Return the bytes of a row.
+/// Returns the bytes of a row.
 pub(crate) fn row_bytes(app: &App) -> usize {
     deployment(app).map_or(0, |deployment| deployment.row_bytes())
 }
 
-/// Answer a request; `read` and `write` are the encodings of the protocol.
+/// Answers a request; `read` and `write` are the encodings of the protocol.
 pub(crate) async fn seek<T: Send + 'static>(
     app: &Arc<App>,
     body: Bytes,
@@ -165,7 +165,7 @@ pub(crate) async fn seek<T: Send + 'static>(
     tokio::task::spawn_blocking(work).await.map_err(panicked)?
 }
 
-/// Look up the rows of `keys`.
+/// Looks up the rows of `keys`.
 fn find(app: &App, keys: &[u64]) -> Result<DictRows, Refusal> {
     if keys.len() > MAX_KEYS {
         return Err(too_many(keys.len()));

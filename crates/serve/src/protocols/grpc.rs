@@ -39,7 +39,7 @@ pub(crate) use self::tensors::{LIVE, MODEL_INFER, READY, model_infer};
 
 const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
-/// Return the routes of all methods.
+/// Returns the routes of all methods.
 pub(crate) fn routes() -> Router<Arc<App>> {
     Router::new()
         .route(CHECK, post(health::check))
@@ -48,7 +48,7 @@ pub(crate) fn routes() -> Router<Arc<App>> {
         .merge(tensors::routes())
 }
 
-/// Return whether the headers are those of gRPC.
+/// Returns whether the headers are those of gRPC.
 pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
     let value = headers.get(CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
     match value.strip_prefix(b"application/grpc") {
@@ -57,14 +57,14 @@ pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
     }
 }
 
-/// Return the status code of a gRPC answer, or None for an answer of another protocol. Errors have the code in their
+/// Returns the status code of a gRPC answer, or None for an answer of another protocol. Errors have the code in their
 /// headers; an answer without one succeeds.
 pub(crate) fn code_of(response: &Response) -> Option<u16> {
     let code = Status::from_header_map(response.headers()).map_or(Code::Ok, |status| status.code()) as u16;
     is_grpc(response.headers()).then_some(code)
 }
 
-/// Answer a call of a method that does not exist.
+/// Answers a call of a method that does not exist.
 pub(crate) fn unimplemented(path: &str) -> Response {
     let known = match path.strip_prefix(tensors::SERVICE) {
         Some(_) => format!(", expected one of {}", tensors::METHODS.join(", ")),
@@ -73,7 +73,7 @@ pub(crate) fn unimplemented(path: &str) -> Response {
     Status::unimplemented(format!("no such method: {path}{known}")).into_http()
 }
 
-/// Answer a call without the token of this server.
+/// Answers a call without the token of this server.
 pub(crate) fn unauthenticated() -> Response {
     let message = "authorization: expected metadata `Bearer TOKEN` with the token of this server";
     Status::unauthenticated(message).into_http()
@@ -106,7 +106,7 @@ pub(crate) struct Call {
 /// The headers and the encoded message of an answer.
 pub(crate) type Answer = Result<(HeaderMap, Bytes), Status>;
 
-/// Read the message of a request within its limits, and respond with the message that `answer` returns.
+/// Reads the message of a request within its limits, and responds with the message that `answer` returns.
 pub(crate) async fn unary<Fut>(app: &App, request: Request, answer: impl FnOnce(Call) -> Fut) -> Response
 where
     Fut: Future<Output = Answer>,
@@ -135,7 +135,7 @@ where
     Ok(message::respond(headers, frame, coding))
 }
 
-/// Wait for a message until the deadline of the request or the time limit for bodies, whichever is earlier.
+/// Waits for a message until the deadline of the request or the time limit for bodies, whichever is earlier.
 async fn within_time_limit(
     app: &App,
     deadline: Option<Deadline>,
@@ -154,17 +154,17 @@ async fn within_time_limit(
     })
 }
 
-/// Decode a small message; messages with samples are decoded by the workers.
+/// Decodes a small message; messages with samples are decoded by the workers.
 pub(crate) fn decode<M: Message + Default>(message: &Bytes) -> Result<M, Status> {
     M::decode(message.clone()).map_err(|error| Status::invalid_argument(format!("message: {error}")))
 }
 
-/// Return an answer without headers.
+/// Returns an answer without headers.
 pub(crate) fn encode(message: &impl Message) -> Answer {
     Ok((HeaderMap::new(), message.encode_to_vec().into()))
 }
 
-/// Score the samples of a message.
+/// Scores the samples of a message.
 pub(crate) async fn predict(app: &App, target: Target<'_>, call: Call) -> Answer {
     let Call { message, headers, started, deadline } = call;
     let options = RequestOptions::of(&headers)?;
@@ -177,7 +177,7 @@ pub(crate) async fn predict(app: &App, target: Target<'_>, call: Call) -> Answer
     Ok((answer_headers, prediction.reply.body))
 }
 
-/// Return the deadline of a request: from `grpc-timeout`, from the header that HTTP uses, or from the configuration.
+/// Returns the deadline of a request: from `grpc-timeout`, from the header that HTTP uses, or from the configuration.
 fn deadline(app: &App, headers: &HeaderMap) -> Result<Option<Deadline>, Refusal> {
     let options = RequestOptions::of(headers)?;
     let Some(value) = headers.get(GRPC_TIMEOUT) else { return Ok(options.deadline(app)) };

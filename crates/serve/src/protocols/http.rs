@@ -68,7 +68,7 @@ fn router(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-/// Return the method of a path: POST for actions and for services (`/package.Service/Method`), GET for all others.
+/// Returns the method of a path: POST for actions and for services (`/package.Service/Method`), GET for all others.
 fn allowed(path: &str) -> &'static str {
     let is_service = |first: &str| first.contains('.') || first.ends_with("Service");
     let is_action = path.contains(':')

@@ -1,7 +1,8 @@
 //! The server and its models in the terms of the Open Inference Protocol, for HTTP and gRPC.
 
+use elasticrec_sample::parser::excerpt;
+
 use crate::codecs::tensors::{self, TensorInfo};
-use crate::codecs::values::shown;
 use crate::refusal::Refusal;
 use crate::server::registry::{Choice, Entry, Registry};
 
@@ -36,16 +37,16 @@ impl IndexEntry {
     }
 }
 
-/// Parse the version in a path or a message; empty means the current one.
+/// Parses the version in a path or a message; empty means the current one.
 pub(crate) fn parse_version(model: &str, text: &str) -> Result<Option<u64>, Refusal> {
     if text.is_empty() {
         return Ok(None);
     }
-    let unknown = |_| Refusal::Unknown(format!("model `{model}`: version: expected a number, got `{}`", shown(text)));
+    let unknown = |_| Refusal::Unknown(format!("model `{model}`: version: expected a number, got `{}`", excerpt(text)));
     text.parse().map(Some).map_err(unknown)
 }
 
-/// Describe a model, or one version of it.
+/// Describes a model, or one version of it.
 pub(crate) fn model_info(registry: &Registry, name: &str, version: Option<u64>) -> Result<ModelInfo, Refusal> {
     let entry = registry.model(Some(name))?;
     // All variants of a model have the same inputs, so the first one stands for them.
@@ -63,7 +64,7 @@ fn versions(entry: &Entry) -> Vec<String> {
     versions.iter().map(u64::to_string).collect()
 }
 
-/// Refuse if a model, or a version of it, is not ready.
+/// Refuses if a model, or a version of it, is not ready.
 pub(crate) fn model_ready(registry: &Registry, name: &str, version: Option<u64>) -> Result<(), Refusal> {
     registry.model(Some(name))?.ready()?;
     match version {
@@ -72,7 +73,7 @@ pub(crate) fn model_ready(registry: &Registry, name: &str, version: Option<u64>)
     }
 }
 
-/// Return every version of every model, or of the models that are ready.
+/// Returns every version of every model, or of the models that are ready.
 pub(crate) fn index(registry: &Registry, only_ready: bool) -> Vec<IndexEntry> {
     let mut models = Vec::new();
     for entry in registry.models() {

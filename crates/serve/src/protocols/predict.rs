@@ -7,7 +7,7 @@ use bytes::Bytes;
 use crate::codecs::{Codec, VersionInfo};
 use crate::queue::deployment::{self, Deployment};
 use crate::queue::job::{Deadline, Prediction};
-use crate::queue::readers::{ReadLines, ReaderTime};
+use crate::queue::readers::{ParsedLines, ReaderTime};
 use crate::refusal::Refusal;
 use crate::server::registry::{Choice, Registry};
 
@@ -19,7 +19,7 @@ pub(crate) struct PredictRequest<'a> {
     pub(crate) deadline: Option<Deadline>,
 }
 
-/// Score a request; return the version that scored it and the prediction.
+/// Scores a request; returns the version that scored it and the prediction.
 pub(crate) async fn predict(
     registry: &Registry,
     request: PredictRequest<'_>,
@@ -49,7 +49,7 @@ pub(crate) struct PreparedBody {
     time: ReaderTime,
 }
 
-/// Prepare a body for the workers: lines in a user's own format are parsed by a reader process.
+/// Prepares a body for the workers: lines in a user's own format are parsed by a reader process.
 pub(crate) async fn prepare(
     deployment: &Deployment,
     codec: Codec,
@@ -61,12 +61,12 @@ pub(crate) async fn prepare(
         _ => None,
     };
     Ok(match parsed {
-        Some(ReadLines { body, time }) => PreparedBody { codec: Codec::Parsed, body, time },
+        Some(ParsedLines { body, time }) => PreparedBody { codec: Codec::Parsed, body, time },
         None => PreparedBody { codec, body: body.clone(), time: ReaderTime::default() },
     })
 }
 
-/// Queue a prepared body and wait for its prediction until the deadline.
+/// Queues a prepared body and waits for its prediction until the deadline.
 pub(crate) async fn score(
     deployment: &Arc<Deployment>,
     prepared: PreparedBody,

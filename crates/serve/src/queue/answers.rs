@@ -15,7 +15,7 @@ pub(crate) type PendingAnswer = (oneshot::Sender<Answer>, Answer);
 pub(crate) struct Answers(mpsc::UnboundedSender<Vec<PendingAnswer>>);
 
 impl Answers {
-    /// Return the channel, and the task that delivers the answers sent over it.
+    /// Returns the channel, and the task that delivers the answers sent over it.
     pub(crate) fn new() -> (Answers, impl Future<Output = ()> + Send + use<>) {
         let (sender, mut receiver) = mpsc::unbounded_channel::<Vec<PendingAnswer>>();
         let deliver_all = async move {
@@ -26,7 +26,7 @@ impl Answers {
         (Answers(sender), deliver_all)
     }
 
-    /// Send the answers of a batch; `on_socket_thread`: the caller is a thread that delivers answers itself.
+    /// Sends the answers of a batch; `on_socket_thread`: the caller is a thread that delivers answers itself.
     pub(crate) fn send(&self, batch: Vec<PendingAnswer>, on_socket_thread: bool) {
         if on_socket_thread || batch.len() < 2 {
             return batch.into_iter().for_each(deliver);

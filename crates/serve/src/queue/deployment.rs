@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 
 use super::answers::Answers;
 use super::job::{Answer, Deadline, Job};
-use super::readers::{ReadLines, ReaderLimits, ReaderTime, Readers};
+use super::readers::{ParsedLines, ReaderLimits, ReaderTime, Readers};
 use super::worker::{Batching, Worker};
 use crate::codecs::parsed::Shape;
 use crate::codecs::tensors::{self, TensorInfo};
@@ -69,7 +69,7 @@ pub(crate) struct Resources<'a> {
 }
 
 impl Deployment {
-    /// Start a thread for each of the warm scorers.
+    /// Starts a thread for each of the warm scorers.
     pub(crate) fn start(
         scorers: Vec<Scorer>,
         name: &str,
@@ -113,17 +113,17 @@ impl Deployment {
         }
     }
 
-    /// Return the size of a row's values in bytes.
+    /// Returns the size of a row's values in bytes.
     pub(crate) fn row_bytes(&self) -> usize {
         self.model.as_ref().map_or(0, |model| model.rows().width() * size_of::<f32>())
     }
 
-    /// Return whether rows are looked up in this process.
+    /// Returns whether rows are looked up in this process.
     pub(crate) fn has_local_rows(&self) -> bool {
         self.model.as_ref().is_none_or(|model| model.rows().held().is_some())
     }
 
-    /// Look up the rows of `signs`; blocks while a store answers.
+    /// Looks up the rows of `signs`; blocks while a store answers.
     pub(crate) fn find_rows(&self, signs: &[u64]) -> Result<FoundRows, Refusal> {
         match &self.model {
             Some(model) => model.rows().find(signs).map_err(|error| ScoreError::from(error).into()),
@@ -131,12 +131,12 @@ impl Deployment {
         }
     }
 
-    /// Have reader processes parse the lines, or return None if the workers parse them.
+    /// Has reader processes parse the lines, or returns None if the workers parse them.
     pub(crate) async fn parse_lines(
         &self,
         body: &Bytes,
         deadline: Option<Deadline>,
-    ) -> Result<Option<ReadLines>, Refusal> {
+    ) -> Result<Option<ParsedLines>, Refusal> {
         match &self.lines {
             LineParser::Workers => Ok(None),
             LineParser::Readers(readers, limits) => readers.read(body, *limits, deadline).await.map(Some),
@@ -144,7 +144,7 @@ impl Deployment {
         }
     }
 
-    /// Set the gauges of this version.
+    /// Sets the gauges of this version.
     pub(crate) fn set_gauges(&self, metrics: &ModelMetrics) {
         metrics.queued.set(self.queue.num_queued() as i64);
         if let LineParser::Readers(readers, _) = &self.lines {
@@ -152,7 +152,7 @@ impl Deployment {
         }
     }
 
-    /// Queue a prediction, or refuse it at once.
+    /// Queues a prediction, or refuses it at once.
     pub(crate) fn submit(
         &self,
         codec: Codec,
@@ -167,8 +167,8 @@ impl Deployment {
     }
 }
 
-/// Score queued requests, but read the data that has already arrived first. A thread that is woken for the first of many
-/// requests would score it alone, and take its core from the threads that read the others.
+/// Scores queued requests, but reads the data that has already arrived first. A thread that is woken for the first of
+/// many requests would score it alone, and take its core from the threads that read the others.
 pub(crate) fn score_soon(deployment: &Arc<Deployment>) {
     let Some(mut pass) = deployment.queue.schedule_pass() else { return };
     let deployment = deployment.clone();
@@ -197,7 +197,7 @@ fn line_parser(model: &Model, options: DeploymentOptions, readers: Option<Arc<Re
             let reason = if manifest.files.contains_key(READER_FILE) {
                 "this server runs no reader processes (`serve.readers`)"
             } else {
-                "this version was published without it (publish it again)"
+                "this version was published without the reader"
             };
             let what = "lines of this model need its own reader, but";
             LineParser::Missing(format!("{what} {reason}; send named slots (`application/json`) instead"))
@@ -205,7 +205,7 @@ fn line_parser(model: &Model, options: DeploymentOptions, readers: Option<Arc<Re
     }
 }
 
-/// Return the description of a version for clients.
+/// Returns the description of a version for clients.
 fn metadata(model: &Model, name: &str) -> Bytes {
     let manifest = model.manifest();
     let features = &manifest.features;

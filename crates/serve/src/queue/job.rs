@@ -27,7 +27,7 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Return whether a socket thread may score it.
+    /// Returns whether a socket thread may score it.
     pub(crate) fn is_small(&self) -> bool {
         !self.is_large && self.body.len() <= MAX_SMALL_BYTES
     }
@@ -74,7 +74,7 @@ pub(crate) struct Timing {
 }
 
 impl Timing {
-    /// Return the stages by name, in their order.
+    /// Returns the stages by name, in their order.
     pub(crate) fn stages(&self) -> impl Iterator<Item = (&'static str, Duration)> {
         let stages = [
             ("queue", self.queue),
@@ -88,7 +88,7 @@ impl Timing {
         stages.into_iter().filter(|&(name, time)| name != "reader" || !time.is_zero())
     }
 
-    /// Return the value of the header `Server-Timing`, in milliseconds.
+    /// Returns the value of the header `Server-Timing`, in milliseconds.
     pub(crate) fn header(&self) -> String {
         let stages = self.stages().map(|(name, time)| format!("{name};dur={:.3}", time.as_secs_f64() * 1e3));
         stages.collect::<Vec<_>>().join(", ")

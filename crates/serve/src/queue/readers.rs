@@ -63,7 +63,7 @@ pub(crate) struct ReaderLimits {
 
 /// Lines that a reader process has parsed.
 #[derive(Debug)]
-pub(crate) struct ReadLines {
+pub(crate) struct ParsedLines {
     /// A body for `Codec::Parsed`.
     pub(crate) body: Bytes,
     pub(crate) time: ReaderTime,
@@ -107,7 +107,7 @@ struct Lines {
 }
 
 impl Readers {
-    /// Start without processes; `timeout` is the time limit for an answer.
+    /// Starts without processes; `timeout` is the time limit for an answer.
     pub fn new(timeout: Duration) -> Readers {
         Readers {
             idle: Mutex::default(),
@@ -121,7 +121,7 @@ impl Readers {
         }
     }
 
-    /// Add a process that waits for lines; return its number, which [`lost`](Readers::lost) uses.
+    /// Adds a process that waits for lines; returns its number, which [`lost`](Readers::lost) uses.
     pub fn add(&self, stream: UnixStream) -> io::Result<u64> {
         stream.set_nonblocking(true)?;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
@@ -130,28 +130,28 @@ impl Readers {
         Ok(id)
     }
 
-    /// Return the numbers of processes given up since the last call; their sockets are closed.
+    /// Returns the numbers of processes given up since the last call; their sockets are closed.
     pub fn lost(&self) -> Vec<u64> {
         std::mem::take(&mut lock(&self.lost))
     }
 
-    /// Return the number of processes that are idle or busy.
+    /// Returns the number of processes that are idle or busy.
     pub(crate) fn num_alive(&self) -> usize {
         self.num_alive.load(Ordering::Relaxed)
     }
 
-    /// Count losses with this counter from now on.
+    /// Counts losses with this counter from now on.
     pub(crate) fn count_losses(&self, counter: Counter) {
         let _ = self.losses.set(counter);
     }
 
-    /// Parse lines in a reader process. If it dies, a second process gets them.
+    /// Parses lines in a reader process. If it dies, a second process gets them.
     pub(crate) async fn read(
         self: &Arc<Self>,
         text: &Bytes,
         limits: ReaderLimits,
         deadline: Option<Deadline>,
-    ) -> Result<ReadLines, Refusal> {
+    ) -> Result<ParsedLines, Refusal> {
         let num_lines = count_lines(text, limits.limits)?;
         let lines = Lines { text: text.clone(), num_lines, shape: limits.shape };
         let mut time = ReaderTime::default();
@@ -166,10 +166,10 @@ impl Readers {
         }
     }
 
-    fn conclude(&self, outcome: Result<Answer, Failure>, time: ReaderTime) -> Result<ReadLines, Refusal> {
+    fn conclude(&self, outcome: Result<Answer, Failure>, time: ReaderTime) -> Result<ParsedLines, Refusal> {
         let failed = |what: String| Err(Refusal::Internal(format!("reader: {what}")));
         match outcome {
-            Ok(Answer::Batch(body)) => Ok(ReadLines { body, time }),
+            Ok(Answer::Batch(body)) => Ok(ParsedLines { body, time }),
             Ok(Answer::Refused(message)) => Err(Refusal::Bad(message)),
             Err(Failure::TimedOut) => {
                 let ms = self.timeout.as_millis();
@@ -203,7 +203,7 @@ impl Readers {
         outcome.map_err(|_| Refusal::Internal("reader: the exchange with the process failed; this is a bug".into()))
     }
 
-    /// Take an idle process that has not died or sent anything unasked.
+    /// Takes an idle process that has not died or sent anything unasked.
     async fn take(&self, queue: usize, deadline: Option<Deadline>) -> Result<Process, Refusal> {
         loop {
             match self.permits.try_acquire() {
@@ -218,7 +218,7 @@ impl Readers {
         }
     }
 
-    /// Wait for an idle process. If no process is alive, waiting ends after the time limit for an answer.
+    /// Waits for an idle process. If no process is alive, waiting ends after the time limit for an answer.
     async fn wait(&self, queue: usize, deadline: Option<Deadline>) -> Result<(), Refusal> {
         let _waiting = WaitGuard::new(&self.num_waiting, queue)?;
         // Keep one future: a new one would go to the end of the semaphore's queue.
@@ -243,7 +243,7 @@ impl Readers {
         }
     }
 
-    /// Send a request and read its answer; then the process is idle again or given up.
+    /// Sends a request and reads its answer; then the process is idle again or given up.
     async fn exchange(self: Arc<Self>, process: Process, lines: Lines) -> Result<Answer, Failure> {
         let Process { id, stream } = process;
         let outcome = match tokio::time::timeout(self.timeout, talk(stream, &lines)).await {
@@ -277,7 +277,7 @@ impl Readers {
 }
 
 impl Process {
-    /// Return whether the process is alive and has sent nothing unasked.
+    /// Returns whether the process is alive and has sent nothing unasked.
     fn is_quiet(&self) -> bool {
         matches!((&self.stream).read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
     }
@@ -325,7 +325,7 @@ async fn talk(stream: UnixStream, lines: &Lines) -> Result<(UnixStream, Answer),
     if body.len() != length as usize {
         return Err(Failure::Died);
     }
-    let answer = if status == REFUSED { Answer::Refused(shown(&body)) } else { batch_of(body, lines)? };
+    let answer = if status == REFUSED { Answer::Refused(one_line(&body)) } else { batch_of(body, lines)? };
     Ok((stream.into_std()?, answer))
 }
 
@@ -338,8 +338,8 @@ fn batch_of(body: Vec<u8>, lines: &Lines) -> Result<Answer, Failure> {
     Ok(Answer::Batch(body.into()))
 }
 
-/// Return a message on one line, shortened, for an answer.
-fn shown(message: &[u8]) -> String {
+/// Returns a message on one line, shortened, for an answer.
+fn one_line(message: &[u8]) -> String {
     let text = String::from_utf8_lossy(message);
     text.chars().take(MAX_SHOWN_CHARS).map(|char| if char.is_control() { ' ' } else { char }).collect()
 }

@@ -71,10 +71,10 @@ impl Worker {
         Worker { scorer, info, limits, batching, metrics, builder, answers, expected: 1 }
     }
 
-    /// Score a request together with the requests that are queued behind it or arrive in time.
+    /// Scores a request together with the requests that are queued behind it or arrive in time.
     pub(crate) fn work(&mut self, first: Job, backlog: &Backlog<'_, Job>) {
         if self.builder.batch().signs.len() > KEPT_SIGNS {
-            // Release the memory of one large request.
+            // A large request must not keep its memory after it.
             self.builder = self.scorer.model().parser().builder(0);
         }
         self.builder.truncate(0);
@@ -108,7 +108,7 @@ impl Worker {
         }
     }
 
-    /// Add the instances of a request to the batch, or refuse it.
+    /// Adds the instances of a request to the batch, or refuses it.
     fn take(&mut self, mut job: Job, on_socket_thread: bool) -> TakeOutcome {
         let started = Instant::now();
         let queue = started - job.queued + job.reader.waited;
@@ -148,13 +148,13 @@ impl Worker {
         }
     }
 
-    /// Track the number of requests that arrive together: increase it at once, decrease it
+    /// Tracks the number of requests that arrive together: increases it at once, decreases it
     /// by half of the difference, because waiting in vain is expensive.
     fn update_expected(&mut self, arrived: usize) {
         self.expected = if arrived >= self.expected { arrived } else { self.expected.midpoint(arrived) };
     }
 
-    /// Score the batch and answer each of its requests.
+    /// Scores the batch and answers each of its requests.
     fn score(&mut self, batched: Vec<BatchedRequest>, on_socket_thread: bool) {
         // The latest deadline of the batch; a request with an earlier one is refused where it waits for its answer.
         let deadline = batched.iter().map(|request| request.job.deadline.map(|deadline| deadline.at));

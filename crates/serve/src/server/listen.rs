@@ -40,7 +40,8 @@ const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// The longest frame of HTTP/2 that a client may send.
 const MAX_FRAME_BYTES: u32 = 1 << 20;
 
-/// Serve until a stop, then until all in-flight requests are answered or the deadline has passed. Return the deadline.
+/// Serves until a stop, then until all in-flight requests are answered or the deadline has passed. Returns the
+/// deadline.
 pub(super) async fn serve(listener: TcpListener, app: Arc<App>, mut stop: Stop) -> Instant {
     let graceful = GracefulShutdown::new();
     let stopping = stop.clone();
@@ -105,7 +106,7 @@ async fn accept(listener: TcpListener, app: &Arc<App>, graceful: &GracefulShutdo
     }
 }
 
-/// Peek at the first bytes of a connection: four, or fewer if they cannot be the start of bRPC. Return None if none
+/// Peeks at the first bytes of a connection: four, or fewer if they cannot be the start of bRPC. Returns None if none
 /// arrive in time.
 async fn first_bytes(stream: &TcpStream, stop: Stop, timeout: Duration) -> Option<[u8; 4]> {
     let mut bytes = [0; 4];
@@ -122,7 +123,7 @@ async fn first_bytes(stream: &TcpStream, stop: Stop, timeout: Duration) -> Optio
     unless_stopped(stop, timeout, peek).await.flatten().map(|()| bytes)
 }
 
-/// Wait for the start of a connection. Return None if the server stops or the time limit passes first.
+/// Waits for the start of a connection. Returns None if the server stops or the time limit passes first.
 async fn unless_stopped<T>(mut stop: Stop, timeout: Duration, start: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
         _ = stop.wait_for(Option::is_some) => None,
@@ -156,7 +157,7 @@ impl Builders {
         Builders { http1, http2 }
     }
 
-    /// Return the settings for a connection. The preface of HTTP/2 has the time limit of HTTP/1.1's first headers.
+    /// Returns the settings for a connection. The preface of HTTP/2 has the time limit of HTTP/1.1's first headers.
     fn of<S>(&self, is_http2: bool, stream: S, app: &App) -> (&auto::Builder<TokioExecutor>, TimedStream<S>) {
         let stream = TimedStream::new(stream, app.options.body_timeout);
         if !is_http2 {

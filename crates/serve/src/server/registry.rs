@@ -97,7 +97,7 @@ impl Registry {
         self.models.values()
     }
 
-    /// Return the model of that name, or the first one.
+    /// Returns the model of that name, or the first one.
     pub(crate) fn model(&self, name: Option<&str>) -> Result<&Entry, Refusal> {
         self.models.get(name.unwrap_or(&self.first)).ok_or_else(|| {
             let known = self.models.keys().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
@@ -105,7 +105,7 @@ impl Registry {
         })
     }
 
-    /// Return the version that answers a request.
+    /// Returns the version that answers a request.
     pub(crate) fn choose(&self, choice: Choice<'_>) -> Result<Arc<Deployment>, Refusal> {
         let entry = self.model(choice.model)?;
         // A request for a version must find it in whichever variant has it.
@@ -125,26 +125,26 @@ impl Registry {
         }
     }
 
-    /// Refuse if a variant of any model has no version yet.
+    /// Refuses if a variant of any model has no version yet.
     pub(crate) fn ready(&self) -> Result<(), Refusal> {
         self.models().try_for_each(Entry::ready)
     }
 
-    /// Return a variant of the configuration, to install a version in.
+    /// Returns a variant of the configuration, to install a version in.
     pub(crate) fn variant(&self, model: &str, variant: &str) -> Result<&Variant, PlanError> {
         let entry = self.models.get(model).ok_or_else(|| PlanError::NoModel(model.into()))?;
         let found = entry.variants.iter().find(|known| known.name == variant);
         found.ok_or_else(|| PlanError::NoVariant { model: model.into(), variant: variant.into() })
     }
 
-    /// Return the current version of every variant.
+    /// Returns the current version of every variant.
     pub(crate) fn deployments(&self) -> impl Iterator<Item = Arc<Deployment>> {
         self.models().flat_map(|entry| &entry.variants).filter_map(Variant::current)
     }
 }
 
 impl Entry {
-    /// Return the first variant whose current version is this one.
+    /// Returns the first variant whose current version is this one.
     fn with_version(&self, version: u64) -> Option<&Variant> {
         self.variants.iter().find(|variant| variant.current().is_some_and(|current| current.info.version == version))
     }
@@ -176,7 +176,7 @@ impl Entry {
         Ok(Entry { name: plan.name.clone(), variants: variants.collect(), num_keyless: AtomicU64::new(0), seed })
     }
 
-    /// Return the variant of that name; without a name, choose by the key, or in turn if there is no key.
+    /// Returns the variant of that name; without a name, chooses by the key, or in turn if there is no key.
     fn choose(&self, name: Option<&str>, key: Option<&[u8]>) -> Result<&Variant, Refusal> {
         if let Some(name) = name {
             return self.variants.iter().find(|variant| variant.name == name).ok_or_else(|| {
@@ -213,7 +213,7 @@ impl Entry {
         last
     }
 
-    /// Refuse if a variant has no version yet.
+    /// Refuses if a variant has no version yet.
     pub(crate) fn ready(&self) -> Result<(), Refusal> {
         match self.variants.iter().find(|variant| variant.current().is_none()) {
             Some(variant) => Err(self.not_ready(variant)),
@@ -228,12 +228,12 @@ impl Entry {
 }
 
 impl Variant {
-    /// Return the version that answers new requests, or None before the first version is warm.
+    /// Returns the version that answers new requests, or None before the first version is warm.
     pub(crate) fn current(&self) -> Option<Arc<Deployment>> {
         self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Let `next` answer new requests and return the previous version, which ends with its last request.
+    /// Lets `next` answer new requests and returns the previous version, which ends with its last request.
     pub(crate) fn switch(&self, next: Option<Arc<Deployment>>) -> Option<Arc<Deployment>> {
         std::mem::replace(&mut *self.current.write().unwrap_or_else(PoisonError::into_inner), next)
     }

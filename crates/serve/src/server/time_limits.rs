@@ -19,7 +19,7 @@ impl TimeLimit {
         TimeLimit(Some(Box::pin(sleep(timeout))))
     }
 
-    /// Return the result of an attempt, or an error once attempts have been pending for `timeout`.
+    /// Returns the result of an attempt, or an error once attempts have been pending for `timeout`.
     fn check<T>(
         &mut self,
         attempt: Poll<io::Result<T>>,
@@ -50,18 +50,18 @@ pub(super) struct TimedStream<S> {
 }
 
 impl<S> TimedStream<S> {
-    /// Limit each pending write to `timeout`.
+    /// Limits each pending write to `timeout`.
     pub(super) fn new(stream: S, timeout: Duration) -> TimedStream<S> {
         let (num_missing, preface, writing, flushing) = Default::default();
         TimedStream { stream, num_missing, preface, timeout, writing, flushing, joins_writes: false }
     }
 
-    /// Require the first `num_bytes` within `timeout`.
+    /// Requires the first `num_bytes` within `timeout`.
     pub(super) fn with_preface(self, num_bytes: usize, timeout: Duration) -> TimedStream<S> {
         TimedStream { num_missing: num_bytes, preface: TimeLimit::started(timeout), ..self }
     }
 
-    /// Refuse vectored writes. hyper's HTTP/2 then copies pieces of up to a kilobyte, so that a small answer and its
+    /// Refuses vectored writes. hyper's HTTP/2 then copies pieces of up to a kilobyte, so that a small answer and its
     /// trailers are one write; with vectored writes each piece of 256 bytes is a separate write.
     pub(super) fn joining_writes(self) -> TimedStream<S> {
         TimedStream { joins_writes: true, ..self }

@@ -13,7 +13,7 @@ use crate::support::{TestModel, assert_close, ort_library};
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// Start a server of the model `demo` in a directory.
+/// Starts a server of the model `demo` in a directory.
 fn start(options: ServerOptions, dir: &Path) -> ServerHandle {
     let variants = vec![VariantPlan { name: String::new(), weight: 1.0 }];
     let server = Server::start(options, &[ModelPlan { name: "demo".into(), variants }]).unwrap();
@@ -123,8 +123,8 @@ fn requests_left_in_the_queue_are_scored_too() {
     compare_with_scoring_alone(options);
 }
 
-/// Send requests over many connections to one scorer, and check that each gets the same answer as when it is scored
-/// alone. Return the number of scored requests and of batches.
+/// Sends requests over many connections to one scorer, and checks that each gets the same answer as when it is scored
+/// alone. Returns the number of scored requests and of batches.
 fn compare_with_scoring_alone(options: ServerOptions) -> Option<(f64, f64)> {
     const CLIENTS: u64 = 32;
     const REQUESTS: u64 = 20;

@@ -86,19 +86,19 @@ fn scores(response: &Response) -> Vec<f32> {
     (0..2).flat_map(|row| tensors.iter().map(move |tensor| tensor.float_data[row])).collect()
 }
 
-struct Got {
+struct HttpAnswer {
     status: u16,
     head: String,
     body: Vec<u8>,
 }
 
-impl Got {
+impl HttpAnswer {
     fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap()
     }
 }
 
-fn post(server: &ServerHandle, path: &str, content_type: &str, body: &[u8]) -> Got {
+fn post(server: &ServerHandle, path: &str, content_type: &str, body: &[u8]) -> HttpAnswer {
     let mut stream = TcpStream::connect(server.addr()).unwrap();
     stream.set_read_timeout(Some(LONG)).unwrap();
     let length = body.len();
@@ -109,7 +109,7 @@ fn post(server: &ServerHandle, path: &str, content_type: &str, body: &[u8]) -> G
     stream.read_to_end(&mut answer).unwrap();
     let end = answer.windows(4).position(|four| four == b"\r\n\r\n").unwrap();
     let head = String::from_utf8_lossy(&answer[..end]).to_lowercase();
-    Got { status: head.split(' ').nth(1).unwrap().parse().unwrap(), head, body: answer[end + 4..].to_vec() }
+    HttpAnswer { status: head.split(' ').nth(1).unwrap().parse().unwrap(), head, body: answer[end + 4..].to_vec() }
 }
 
 fn brpc(server: &ServerHandle, service: &str, method: &str, message: &[u8]) -> Vec<u8> {
@@ -177,15 +177,15 @@ fn paddle_errors_are_in_the_answer() {
         (got.status, got.json())
     };
     let slot = |name: &str, sign: u64| json!({"alias_name": name, "shape": [1, 1], "int64_data": [sign]});
-    let told = |number: i32, text: &str| json!({"outputs": [], "log_id": 5, "err_no": number, "err_msg": text});
+    let refusal = |number: i32, text: &str| json!({"outputs": [], "log_id": 5, "err_no": number, "err_msg": text});
     let got = infer(json!({"tensor": [slot("99", 1)], "log_id": 5}));
-    assert_eq!(got, (400, told(-5000, "tensor[0]: unknown slot `99`")));
+    assert_eq!(got, (400, refusal(-5000, "tensor[0]: unknown slot `99`")));
     let got = infer(json!({"tensor": [slot("7", 1)], "log_id": 5, "fetch_var_names": ["prob"]}));
-    assert_eq!(got, (400, told(-5000, "fetch_var_names: unknown output `prob`, expected one of `click`, `buy`")));
+    assert_eq!(got, (400, refusal(-5000, "fetch_var_names: unknown output `prob`, expected one of `click`, `buy`")));
     let got = infer(json!({"tensor": [{"alias_name": "7", "shape": [101, 0]}], "log_id": 5}));
-    assert_eq!(got, (413, told(-5002, "expected at most 100 instances in a request, got more")));
+    assert_eq!(got, (413, refusal(-5002, "expected at most 100 instances in a request, got more")));
     let got = infer(json!({"tensor": [slot("7", 666)], "log_id": 5}));
-    assert_eq!(got, (500, told(-5100, "sample 0: label `click`: expected a finite score, got NaN")));
+    assert_eq!(got, (500, refusal(-5100, "sample 0: label `click`: expected a finite score, got NaN")));
     // A request that was refused for its outputs leaves nothing in the batch of the next one.
     let got = infer(json!({"tensor": [slot("7", 6)]}));
     assert_eq!(got.0, 200);
@@ -217,8 +217,8 @@ fn elasticctr_requests_get_the_probabilities_of_the_first_label() {
         assert_close(&[prob0, prob1], &[1.0 - click, click]);
     }
     let got = post(&server, path, "application/json", br#"{"instances":[{"slots":[{"slot_name":"99"}]}]}"#);
-    let told = json!({"predictions": [], "err_code": -5000, "err_msg": "instances[0]: unknown slot `99`"});
-    assert_eq!((got.status, got.json()), (400, told));
+    let refusal = json!({"predictions": [], "err_code": -5000, "err_msg": "instances[0]: unknown slot `99`"});
+    assert_eq!((got.status, got.json()), (400, refusal));
 }
 
 #[test]
@@ -234,8 +234,8 @@ fn rows_are_those_of_the_model() {
     assert_eq!((got.status, got.json()), (200, json!({"values": values, "version": "3"})));
     assert_eq!(seek(json!({"keys": []})).json(), json!({"values": []}));
     let many = seek(json!({"keys": vec![0; (1 << 16) + 1]}));
-    let told = json!({"error": "keys: expected at most 65536, got 65537"});
-    assert_eq!((many.status, many.json()), (400, told));
+    let refusal = json!({"error": "keys: expected at most 65536, got 65537"});
+    assert_eq!((many.status, many.json()), (400, refusal));
     // More keys than a socket thread looks up itself: packed, 1 to 99 ten times.
     let keys: Vec<u8> = (0..990).map(|at| 1 + (at % 99) as u8).collect();
     let message = [&[1 << 3 | 2, 0xde, 0x07][..], &keys, &[2 << 3, 1]].concat();

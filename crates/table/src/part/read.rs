@@ -175,7 +175,7 @@ impl Frame {
             && meta_end.checked_next_multiple_of(LINE as u64) == Some(directory_offset);
         if !in_place {
             let what = format!(
-                "meta: expected to end at the directory at {directory_offset}, got {meta_bytes} bytes at {meta_offset}"
+                "meta: expected to end at byte {directory_offset}, before the directory, got {meta_bytes} bytes at {meta_offset}"
             );
             return Err(layout(name, what));
         }

@@ -62,12 +62,12 @@ impl Rows {
     /// Drops lists that are longer than the partition.
     fn limit_lists(&mut self) {
         if self.changes.as_ref().is_some_and(|listed| listed.rows.len() + listed.removed.len() > self.len()) {
-            self.forget_changes();
+            self.mark_all_changed();
         }
     }
 
     /// Makes the whole partition count as changed.
-    pub(crate) fn forget_changes(&mut self) {
+    pub(crate) fn mark_all_changed(&mut self) {
         for row in self.changes.take().unwrap_or_default().rows {
             mark(self.parts_mut(row).tail, false);
         }
@@ -95,7 +95,7 @@ impl Rows {
     /// Restores taken changes that were not published.
     pub(crate) fn put_back(&mut self, taken: &Changes) {
         if taken.is_whole {
-            return self.forget_changes();
+            return self.mark_all_changed();
         }
         for &sign in taken.changed.iter().chain(&taken.removed) {
             let row = self.find(sign, mix(sign));
@@ -166,7 +166,7 @@ mod tests {
         Evict(u32),
         /// A publish; the flag tells whether it is committed.
         Publish(bool),
-        Forget,
+        MarkAll,
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -174,7 +174,7 @@ mod tests {
             6 => prop::collection::vec(0u64..300, 1..60).prop_map(Step::Touch),
             2 => (0u32..3000).prop_map(Step::Evict),
             3 => any::<bool>().prop_map(Step::Publish),
-            1 => Just(Step::Forget),
+            1 => Just(Step::MarkAll),
         ];
         prop::collection::vec(step, 1..60)
     }
@@ -192,7 +192,7 @@ mod tests {
                         touch(&mut rows, sign, show);
                     },
                     Step::Evict(limit) => _ = rows.retain(|counters| counters.show > limit.min(show)),
-                    Step::Forget => rows.forget_changes(),
+                    Step::MarkAll => rows.mark_all_changed(),
                     Step::Publish(is_committed) => {
                         if let Some(taken) = pending.take() {
                             rows.put_back(&taken);

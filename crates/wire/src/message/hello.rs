@@ -7,7 +7,7 @@ use super::{MessageError, Parts, Reader, head};
 /// A client's first frame: its run or model, and its token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hello<'a> {
-    /// The run, as all its roles know it; for a cube server, the model.
+    /// The id of the run; for a cube server, the name of the model.
     pub run: &'a [u8],
     /// The shared secret; empty on loopback without one.
     pub token: &'a [u8],

@@ -7,6 +7,7 @@ use std::marker::PhantomData;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
+use elasticrec_sample::parser::excerpt;
 use prost::Message;
 use prost::encoding::{DecodeContext, decode_key};
 use serde::de::{DeserializeOwned, Deserializer, Error as _, SeqAccess, Visitor};
@@ -101,7 +102,7 @@ pub(super) struct ModelOutput {
 }
 
 impl Request {
-    /// Decode protobuf.
+    /// Decodes protobuf.
     pub(super) fn of_proto(mut bytes: &[u8]) -> Result<Request, String> {
         let mut request = Request::default();
         while !bytes.is_empty() {
@@ -116,7 +117,7 @@ impl Request {
         Ok(request)
     }
 
-    /// Decode JSON.
+    /// Decodes JSON.
     pub(super) fn of_json(bytes: &[u8]) -> Result<Request, String> {
         serde_json::from_slice(bytes).map_err(|error| error.to_string())
     }
@@ -244,7 +245,7 @@ impl<T: Number> Visitor<'_> for NumberVisitor<T> {
     }
 
     fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<T, E> {
-        self.found(T::of_text(text), format_args!("`{}`", super::super::values::shown(text)))
+        self.found(T::of_text(text), format_args!("`{}`", excerpt(text)))
     }
 }
 
@@ -252,7 +253,7 @@ fn number<'de, T: Number + Default, D: Deserializer<'de>>(deserializer: D) -> Re
     Ok(Option::<AnyNumber<T>>::deserialize(deserializer)?.map_or_else(T::default, |AnyNumber(number)| number))
 }
 
-/// Deserialize a list of numbers; null is an empty list.
+/// Deserializes a list of numbers; null is an empty list.
 fn numbers<'de, T: Number, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<T>, D::Error> {
     struct Numbers<T>(PhantomData<T>);
 
@@ -279,7 +280,7 @@ fn numbers<'de, T: Number, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<
     deserializer.deserialize_any(Numbers(PhantomData))
 }
 
-/// Deserialize a list of at most [`MAX_TENSORS`] items; null is an empty list.
+/// Deserializes a list of at most [`MAX_TENSORS`] items; null is an empty list.
 fn limited_list<'de, T: DeserializeOwned, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<T>, D::Error> {
     struct LimitedList<T>(PhantomData<T>);
 

@@ -145,8 +145,8 @@ fn rows_and_tensors_are_limited() {
         assert_eq!(decoded(&parser, Codec::Paddle(Encoding::Proto), &body).unwrap_err(), limit);
     }
     let body = format!(r#"{{"tensor":[{}{{}}]}}"#, "{},".repeat(message::MAX_TENSORS));
-    let told = decoded(&parser, Codec::Paddle(Encoding::Json), body.as_bytes()).unwrap_err();
-    assert!(told.starts_with(&limit), "{told}");
+    let refusal = decoded(&parser, Codec::Paddle(Encoding::Json), body.as_bytes()).unwrap_err();
+    assert!(refusal.starts_with(&limit), "{refusal}");
 }
 
 #[test]
@@ -159,8 +159,8 @@ fn invalid_json_is_refused() {
     for (written, got) in
         [("1.5", "1.5"), ("\"x\"", "`x`"), ("1e300", "1e300"), ("\"18446744073709551616\"", "`184467")]
     {
-        let told = value(written);
-        assert!(told.contains("expected an integer of 64 bits, got"), "{told} of {got}");
+        let refusal = value(written);
+        assert!(refusal.contains("expected an integer of 64 bits, got"), "{refusal} of {got}");
     }
     assert!(error(r#"{"tensor":[{"tensor_content":"?"}]}"#).starts_with("body: base64: "));
     assert!(error(r#"{"tensor":[{"shape":["3000000000"]}]}"#).contains("expected an i32, got `3000000000`"));
@@ -190,9 +190,9 @@ fn an_answer_has_the_fetched_labels_and_the_id_of_the_request() {
     assert_eq!(tensors, &[click.clone(), buy.clone()]);
     assert_eq!(answer(&["buy"]).outputs[0].tensor, std::slice::from_ref(&buy));
     assert_eq!(answer(&["buy", "click"]).outputs[0].tensor, [buy, click]);
-    let told = |names: &[&str]| wanted(names).check(&info).unwrap_err().to_string();
-    assert_eq!(told(&["prob"]), "fetch_var_names: unknown output `prob`, expected one of `click`, `buy`");
-    assert_eq!(told(&["click"; 3]), "fetch_var_names: expected at most 2, got 3");
+    let refusal = |names: &[&str]| wanted(names).check(&info).unwrap_err().to_string();
+    assert_eq!(refusal(&["prob"]), "fetch_var_names: unknown output `prob`, expected one of `click`, `buy`");
+    assert_eq!(refusal(&["click"; 3]), "fetch_var_names: expected at most 2, got 3");
     let body = r#"{"tensor":[{"alias_name":"7","shape":[1,0]}],"fetch_var_names":["buy"],"log_id":"77"}"#;
     let (_, wanted) = decoded(&parser, Codec::Paddle(Encoding::Json), body.as_bytes()).unwrap();
     let text = wanted.write(&info, &[0.1, 0.25]).unwrap().body;
@@ -238,10 +238,10 @@ fn hostile() -> impl Strategy<Value = Request> {
 
 proptest! {
     #[test]
-    fn nearly_valid_requests_are_decoded_or_refused_in_one_line(request in hostile(), cut in 0usize..64) {
+    fn nearly_valid_requests_are_decoded_or_refused_in_one_line(request in hostile(), num_dropped in 0usize..64) {
         let bytes = request.encode_to_vec();
         fuzz_body(&bytes);
-        fuzz_body(&bytes[..bytes.len().saturating_sub(cut)]);
+        fuzz_body(&bytes[..bytes.len().saturating_sub(num_dropped)]);
         for tensor in &request.tensor {
             fuzz_body(json!({"tensor": [tensor]}).to_string().as_bytes());
         }

@@ -4,7 +4,7 @@ use super::{Datatype, Inputs, Tensor, TensorsByInput, bad};
 use crate::codecs::DecodeError;
 use crate::codecs::values::Target;
 
-/// Return the bytes of element `at`, which must exist.
+/// Returns the bytes of element `at`, which must exist.
 fn eight(data: &[u8], at: usize) -> [u8; 8] {
     let mut bytes = [0; 8];
     bytes.copy_from_slice(&data[8 * at..8 * at + 8]);
@@ -17,7 +17,7 @@ fn four(data: &[u8], at: usize) -> [u8; 4] {
     bytes
 }
 
-/// Return element `at` of a tensor of integers.
+/// Returns element `at` of a tensor of integers.
 fn integer_at(tensor: &Tensor<'_>, at: usize) -> i128 {
     match tensor.datatype {
         Datatype::Int32 => i32::from_le_bytes(four(&tensor.data, at)).into(),
@@ -79,10 +79,10 @@ impl TensorsByInput<'_> {
         own.chain(all.flat_map(|tensor| (0..tensor.width).map(move |index| DenseColumn { index, tensor, at: index })))
     }
 
-    /// Return the number of signs per sample by slot, if it is the same for all samples; values are not read.
+    /// Returns the number of signs per sample by slot, if it is the same for all samples; values are not read.
     fn widths(&self, inputs: &Inputs<'_>) -> Option<Vec<usize>> {
         let parser = inputs.parser;
-        if !parser.keys_all() || self.lengths.iter().any(Option::is_some) {
+        if !parser.has_no_padding_sign() || self.lengths.iter().any(Option::is_some) {
             return None;
         }
         let mut widths = vec![0; self.slots.len()];
@@ -196,7 +196,7 @@ fn refuse(sample: usize, what: &dyn std::fmt::Display) -> DecodeError {
 }
 
 impl Column<'_> {
-    /// Add the values of a sample.
+    /// Adds the values of a sample.
     fn add(&mut self, inputs: &mut Inputs<'_>, sample: usize) -> Result<(), DecodeError> {
         let target = Target::Slot(self.slot);
         let num = match self.lengths {
@@ -228,7 +228,7 @@ impl Column<'_> {
         Ok(())
     }
 
-    /// Return the next element of text. Its length precedes its bytes.
+    /// Returns the next element of text. Its length precedes its bytes.
     fn text(&mut self) -> Result<&'_ [u8], DecodeError> {
         let rest = &self.tensor.data[self.read..];
         let Some((length, rest)) = rest.split_first_chunk::<4>() else {

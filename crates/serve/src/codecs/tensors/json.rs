@@ -3,13 +3,13 @@
 use std::borrow::Cow;
 use std::fmt;
 
+use elasticrec_sample::parser::excerpt;
 use elasticrec_sample::{BatchBuilder, Parser};
 use serde::de::{DeserializeSeed, Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::{Datatype, Head, Output, RequestedOutputs, append, bad, scores_of};
-use crate::codecs::values::shown;
 use crate::codecs::{DecodeError, Limits, Reply, VersionInfo};
 
 /// Estimated bytes of the JSON before binary scores.
@@ -56,7 +56,7 @@ struct Parameters {
     binary_data_output: Option<bool>,
 }
 
-/// Add the samples of a body to a batch; its first `json_bytes` bytes are JSON. On an error the batch may have some of
+/// Adds the samples of a body to a batch; its first `json_bytes` bytes are JSON. On an error the batch may have some of
 /// them.
 pub(in crate::codecs) fn decode(
     parser: &Parser,
@@ -82,8 +82,8 @@ pub(in crate::codecs) fn decode(
                 head.with(data.into())?
             }
             (None, Some(size)) => {
-                let cut = usize::try_from(size).ok().and_then(|size| binary.split_at_checked(size));
-                let Some((data, rest)) = cut else {
+                let split = usize::try_from(size).ok().and_then(|size| binary.split_at_checked(size));
+                let Some((data, rest)) = split else {
                     let left = binary.len();
                     return Err(bad(&head.name, format_args!("binary_data_size: expected at most {left}, got {size}")));
                 };
@@ -106,7 +106,7 @@ pub(in crate::codecs) fn decode(
     Ok(RequestedOutputs { id: request.id.into_owned(), outputs, is_binary })
 }
 
-/// Return the elements of a tensor in JSON, flat or nested, as bytes.
+/// Returns the elements of a tensor in JSON, flat or nested, as bytes.
 fn elements(head: &Head<'_>, data: &RawValue) -> Result<Vec<u8>, DecodeError> {
     let mut out = Vec::new();
     let mut elements = Elements { datatype: head.datatype, num: 0, out: &mut out };
@@ -121,7 +121,7 @@ fn elements(head: &Head<'_>, data: &RawValue) -> Result<Vec<u8>, DecodeError> {
     Ok(out)
 }
 
-/// Return the message of an error without its line and column, which do not count from the start of the body.
+/// Returns the message of an error without its line and column, which do not count from the start of the body.
 fn without_position(error: &serde_json::Error) -> String {
     let text = error.to_string();
     text.split(" at line ").next().unwrap_or_default().to_string()
@@ -196,7 +196,7 @@ impl<'de> Visitor<'de> for &mut Elements<'_> {
                 self.out.extend_from_slice(&length.to_le_bytes());
                 self.push(text.as_bytes())
             }
-            _ => Err(self.misfit(format_args!("the string `{}`", shown(text)))),
+            _ => Err(self.misfit(format_args!("the string `{}`", excerpt(text)))),
         }
     }
 
@@ -239,7 +239,7 @@ enum Content {
     Parameters { binary_data_size: usize },
 }
 
-/// Encode the answer. Binary scores follow the JSON.
+/// Encodes the answer. Binary scores follow the JSON.
 pub(in crate::codecs) fn write(wanted: &RequestedOutputs, info: &VersionInfo, scores: &[f32]) -> Result<Reply, String> {
     let num_labels = info.labels.len();
     let num_samples = scores.len() / num_labels;

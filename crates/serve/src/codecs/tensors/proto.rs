@@ -78,7 +78,7 @@ impl<'a> InferTarget<'a> {
     }
 }
 
-/// Add the samples of a message to a batch. On an error the batch may have some of them.
+/// Adds the samples of a message to a batch. On an error the batch may have some of them.
 pub(in crate::codecs) fn decode(
     parser: &Parser,
     message: &[u8],
@@ -161,7 +161,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Return the field of a datatype in `InferTensorContents`: its number and name.
+/// Returns the field of a datatype in `InferTensorContents`: its number and name.
 fn contents_field(datatype: Datatype) -> (u32, &'static str) {
     match datatype {
         Datatype::Int32 => (2, "int_contents"),
@@ -174,7 +174,7 @@ fn contents_field(datatype: Datatype) -> (u32, &'static str) {
     }
 }
 
-/// Return the elements of typed contents as bytes.
+/// Returns the elements of typed contents as bytes.
 fn elements(head: &Head<'_>, contents: &[u8]) -> Result<Vec<u8>, DecodeError> {
     let (number, name) = contents_field(head.datatype);
     let mut out = Vec::new();
@@ -257,7 +257,7 @@ pub(crate) struct InferParameter {
     pub(crate) string_param: String,
 }
 
-/// Encode the answer, with scores as bytes.
+/// Encodes the answer, with scores as bytes.
 pub(in crate::codecs) fn write(wanted: &RequestedOutputs, info: &VersionInfo, scores: &[f32]) -> Reply {
     let num_labels = info.labels.len();
     let num_samples = scores.len() / num_labels;

@@ -146,7 +146,7 @@ impl Request {
         [self.json(), self.binary(), self.raw(), self.typed()]
     }
 
-    /// Decode every encoding, check that the outcomes are equal except for errors of the data, and return the first.
+    /// Decodes every encoding, checks that the outcomes are equal except for errors of the data, and returns the first.
     fn decode_all(&self, parser: &Parser) -> Result<Batch, String> {
         let mut all =
             self.encodings().into_iter().map(|(codec, body)| decoded(parser, codec, &body).map(|(batch, _)| batch));
@@ -167,7 +167,7 @@ fn decoded(parser: &Parser, codec: Codec, body: &[u8]) -> Result<(Batch, AnswerF
     decoded.map(|wanted| (builder.finish(), wanted)).map_err(|error| error.to_string())
 }
 
-/// Return the batch of instances with named slots.
+/// Returns the batch of instances with named slots.
 fn plain(parser: &Parser, instances: Value) -> Batch {
     decoded(parser, Codec::Json, json!({ "instances": instances }).to_string().as_bytes()).unwrap().0
 }
@@ -306,9 +306,9 @@ fn signs_are_keys_as_the_job_makes_them() {
         request(&[numbers]).decode_all(&hashed).unwrap(),
         plain(&hashed, json!([{"a": 5}, {"a": 12}, {"a": "70"}]))
     );
-    let told = request(&[tensor("a", "INT64", &[1], json!([-5]))]).decode_all(&hashed).unwrap_err();
+    let refusal = request(&[tensor("a", "INT64", &[1], json!([-5]))]).decode_all(&hashed).unwrap_err();
     let expected = "a string or a whole number, or a list of them";
-    assert_eq!(told, format!("instances[0]: slot `a`: expected {expected}, got the number -5"));
+    assert_eq!(refusal, format!("instances[0]: slot `a`: expected {expected}, got the number -5"));
 }
 
 #[test]
@@ -326,7 +326,7 @@ fn a_slot_called_signs_is_a_slot() {
 fn invalid_tensors_are_named() {
     let two = json!([1, 2]);
     let zero = tensor("0", "UINT64", &[2], two.clone());
-    for (inputs, told) in [
+    for (inputs, refusal) in [
         (vec![], "inputs: expected at least one, got none"),
         (
             vec![tensor("zz", "UINT64", &[2], two.clone())],
@@ -366,65 +366,65 @@ fn invalid_tensors_are_named() {
         ),
         (vec![tensor("0", "UINT64", &[i64::MAX, 0], json!([]))], "expected at most 5 instances in a request, got more"),
     ] {
-        assert_eq!(slots(&inputs).unwrap_err(), told);
+        assert_eq!(slots(&inputs).unwrap_err(), refusal);
     }
-    let told = criteo(&[tensor("C1", "UINT64", &[1], json!([1]))]).unwrap_err();
-    assert_eq!(told, "input `C1`: datatype: expected BYTES, got UINT64");
-    let told = criteo(&[tensor("I1", "FP32", &[1, 2], json!([1.0, 2.0]))]).unwrap_err();
-    assert_eq!(told, "input `I1`: shape: expected [B, 1], got [1, 2]");
-    let told = criteo(&[tensor("I1", "FP64", &[1], json!([1e300]))]).unwrap_err();
-    assert_eq!(told, "instances[0]: dense `I1`: expected a finite number, got inf");
+    let refusal = criteo(&[tensor("C1", "UINT64", &[1], json!([1]))]).unwrap_err();
+    assert_eq!(refusal, "input `C1`: datatype: expected BYTES, got UINT64");
+    let refusal = criteo(&[tensor("I1", "FP32", &[1, 2], json!([1.0, 2.0]))]).unwrap_err();
+    assert_eq!(refusal, "input `I1`: shape: expected [B, 1], got [1, 2]");
+    let refusal = criteo(&[tensor("I1", "FP64", &[1], json!([1e300]))]).unwrap_err();
+    assert_eq!(refusal, "instances[0]: dense `I1`: expected a finite number, got inf");
 }
 
 #[test]
 fn wrong_sizes_are_refused_before_data_is_read() {
     let parser = slots_parser();
-    let told = |codec, body: &[u8]| decoded(&parser, codec, body).map(|_| ()).unwrap_err();
+    let refusal = |codec, body: &[u8]| decoded(&parser, codec, body).map(|_| ()).unwrap_err();
     for shape in [vec![3], vec![1], vec![2, 2], vec![i64::MAX], vec![i64::MAX, i64::MAX]] {
         let wrong = request(&[tensor("0", "UINT64", &shape, json!([1, 2]))]);
         for (codec, body) in wrong.encodings() {
-            let told = told(codec, &body);
-            assert!(told.starts_with("input `0`: ") && told.contains(": expected "), "{told}");
+            let refusal = refusal(codec, &body);
+            assert!(refusal.starts_with("input `0`: ") && refusal.contains(": expected "), "{refusal}");
         }
     }
     let (_, body) = request(&[tensor("0", "UINT64", &[2], json!([1, 2]))]).binary();
     let json_bytes = body.len() - 16;
     let codec = |json_bytes| Codec::TensorsJson { json_bytes: Some(json_bytes) };
     let expected = "input `0`: binary_data_size: expected at most 8, got 16";
-    assert_eq!(told(codec(json_bytes), &body[..body.len() - 8]), expected);
+    assert_eq!(refusal(codec(json_bytes), &body[..body.len() - 8]), expected);
     let more = [&body[..], b"xyz"].concat();
-    assert_eq!(told(codec(json_bytes), &more), "body: expected no bytes after the last tensor, got 3");
-    assert_eq!(told(codec(9999), b"{}"), "body: expected 9999 bytes of JSON, got 2");
+    assert_eq!(refusal(codec(json_bytes), &more), "body: expected no bytes after the last tensor, got 3");
+    assert_eq!(refusal(codec(9999), b"{}"), "body: expected 9999 bytes of JSON, got 2");
     let none = br#"{"inputs":[{"name":"0","datatype":"UINT64","shape":[2]}]}"#;
     let expected = "input `0`: expected either `data` or the parameter `binary_data_size`";
-    assert_eq!(told(Codec::TensorsJson { json_bytes: None }, none), expected);
+    assert_eq!(refusal(Codec::TensorsJson { json_bytes: None }, none), expected);
     // Text with wrong lengths.
     let text = tensor("0", "BYTES", &[2], json!(["5", "6"]));
     for (num_dropped, expected) in [(1, "data: ends within element 1"), (6, "data: ends within element 0")] {
         let bytes = text.bytes();
         let body = [field(5, &text.proto(None)), field(7, &bytes[..bytes.len() - num_dropped])].concat();
-        assert_eq!(told(Codec::TensorsProto, &body), format!("input `0`: {expected}"));
+        assert_eq!(refusal(Codec::TensorsProto, &body), format!("input `0`: {expected}"));
     }
     let body = [field(5, &text.proto(None)), field(7, &[&text.bytes()[..], b"zz"].concat())].concat();
-    assert_eq!(told(Codec::TensorsProto, &body), "input `0`: data: expected no bytes after the last element, got 2");
+    assert_eq!(refusal(Codec::TensorsProto, &body), "input `0`: data: expected no bytes after the last element, got 2");
 }
 
 #[test]
 fn malformed_messages_are_refused() {
     let parser = slots_parser();
-    let told = |body: &[u8]| decoded(&parser, Codec::TensorsProto, body).map(|_| ()).unwrap_err();
+    let refusal = |body: &[u8]| decoded(&parser, Codec::TensorsProto, body).map(|_| ()).unwrap_err();
     let zero = tensor("0", "UINT64", &[2], json!([1, 2]));
     let expected = "raw_input_contents: expected one for each of 1 inputs, or none, got 2";
-    assert_eq!(told(&[field(5, &zero.proto(None)), field(7, b""), field(7, b"")].concat()), expected);
+    assert_eq!(refusal(&[field(5, &zero.proto(None)), field(7, b""), field(7, b"")].concat()), expected);
     let both = [field(5, &zero.proto(Some(zero.contents()))), field(7, &zero.bytes())].concat();
-    assert_eq!(told(&both), "input `0`: expected `contents` or `raw_input_contents`, got both");
+    assert_eq!(refusal(&both), "input `0`: expected `contents` or `raw_input_contents`, got both");
     let other = tensor("0", "INT64", &[2], json!([1, 2]));
     let mixed = field(5, &zero.proto(Some(other.contents())));
-    assert_eq!(told(&mixed), "input `0`: contents: expected only `uint64_contents`, got another field");
-    assert_eq!(told(&field(5, &zero.proto(None))), "input `0`: uint64_contents: expected 2 x 1 elements, got 0");
-    assert_eq!(told(&[0x2a, 5, 1]), "message: ends within a field of 5 bytes");
-    assert_eq!(told(&[0x2b]), "message: groups are not supported");
-    assert_eq!(told(&field(3, b"\xff")), "message: text is not UTF-8");
+    assert_eq!(refusal(&mixed), "input `0`: contents: expected only `uint64_contents`, got another field");
+    assert_eq!(refusal(&field(5, &zero.proto(None))), "input `0`: uint64_contents: expected 2 x 1 elements, got 0");
+    assert_eq!(refusal(&[0x2a, 5, 1]), "message: ends within a field of 5 bytes");
+    assert_eq!(refusal(&[0x2b]), "message: groups are not supported");
+    assert_eq!(refusal(&field(3, b"\xff")), "message: text is not UTF-8");
     assert_eq!(InferTarget::of(&request(&[zero]).raw().1), Ok(InferTarget { model: "demo", version: "3" }));
     assert!(InferTarget::of(&[0xff; 20]).is_err());
 }
@@ -440,7 +440,7 @@ fn elements_in_json_are_flat_or_nested_and_have_the_datatype() {
     assert_eq!(decode("[1,2,3,4]", "UINT64"), Ok(vec![1, 2, 3, 4]));
     assert_eq!(decode("[[1,2],[3,4]]", "UINT64"), Ok(vec![1, 2, 3, 4]));
     assert_eq!(decode(r#"[["1","2"],["3","4"]]"#, "BYTES"), Ok(vec![1, 2, 3, 4]));
-    for (data, datatype, told) in [
+    for (data, datatype, refusal) in [
         ("[1,2,3]", "UINT64", "data: expected 2 x 2 elements, got 3"),
         ("[1,2,3,-4]", "UINT64", "data: expected UINT64, got the number -4"),
         ("[1,2,3,4294967296]", "UINT32", "data: expected UINT32, got the number 4294967296"),
@@ -450,11 +450,11 @@ fn elements_in_json_are_flat_or_nested_and_have_the_datatype() {
         ("[1,2,3,null]", "UINT64", "data: invalid type: null, expected UINT64"),
         ("[1,2,3,true]", "UINT64", "data: invalid type: boolean `true`, expected UINT64"),
     ] {
-        assert_eq!(decode(data, datatype), Err(format!("input `7`: {told}")));
+        assert_eq!(decode(data, datatype), Err(format!("input `7`: {refusal}")));
     }
     let known = "UINT64, INT64, UINT32, INT32, BYTES, FP32, FP64";
-    let told = format!("input `7`: datatype: expected one of {known}, got `FP16`");
-    assert_eq!(decode("[1,2,3,4]", "FP16"), Err(told));
+    let refusal = format!("input `7`: datatype: expected one of {known}, got `FP16`");
+    assert_eq!(decode("[1,2,3,4]", "FP16"), Err(refusal));
     assert!(decode(&"[".repeat(500), "UINT64").is_err());
 }
 
@@ -508,17 +508,17 @@ fn answers_have_the_requested_outputs() {
 
 #[test]
 fn metadata_lists_inputs_and_outputs() {
-    let told = |inputs: Vec<TensorInfo>| {
+    let lines_of = |inputs: Vec<TensorInfo>| {
         let line = |input: TensorInfo| format!("{} {} {:?}", input.name, input.datatype, input.shape);
         inputs.into_iter().map(line).collect::<Vec<_>>()
     };
-    let slots = told(inputs(slots_parser().features()));
+    let slots = lines_of(inputs(slots_parser().features()));
     assert_eq!(slots, ["0 UINT64 [-1, -1]", "7 UINT64 [-1, -1]", "user UINT64 [-1, -1]", "signs UINT64 [-1, 3]"]);
-    let criteo = told(inputs(criteo_parser().features()));
+    let criteo = lines_of(inputs(criteo_parser().features()));
     let columns = ["C1 BYTES [-1, -1]", "C26 BYTES [-1, -1]", "I1 FP32 [-1, 1]", "I2 FP32 [-1, 1]"];
     assert_eq!(criteo[..4], columns);
     assert_eq!(criteo[4..], ["signs UINT64 [-1, 2]", "dense FP32 [-1, 2]"]);
-    assert_eq!(told(outputs(&["click".into()])), ["click FP32 [-1]"]);
+    assert_eq!(lines_of(outputs(&["click".into()])), ["click FP32 [-1]"]);
 }
 
 /// Samples for the criteo parser: text of both slots, and two numbers.
@@ -588,7 +588,7 @@ proptest! {
     }
 }
 
-/// Measure the cost of decoding: run by hand in release, with `--ignored --nocapture`.
+/// Measures the cost of decoding: run by hand in release, with `--ignored --nocapture`.
 #[test]
 #[ignore = "a measurement"]
 fn how_long_128_instances_take() {

@@ -33,7 +33,7 @@ const PROBES: u32 = 3;
 /// An answer with its part of the budget, which is released when the answer is sent.
 type QueuedAnswer = (Bytes, Option<OwnedSemaphorePermit>);
 
-/// Answer the calls of a connection until it or the server ends.
+/// Answers the calls of a connection until it or the server ends.
 pub(crate) async fn serve(stream: TcpStream, app: Arc<App>, stop: watch::Receiver<Option<Instant>>) {
     // Clients keep idle connections open. Probes detect vanished clients within the time limit of an idle HTTP connection.
     let idle = app.options.header_timeout.max(Duration::from_secs(1));
@@ -55,7 +55,7 @@ pub(crate) async fn serve(stream: TcpStream, app: Arc<App>, stop: watch::Receive
     drop(calls);
 }
 
-/// Send answers in the order in which they finish.
+/// Sends answers in the order in which they finish.
 async fn write(mut writer: OwnedWriteHalf, mut outbox: mpsc::UnboundedReceiver<QueuedAnswer>, timeout: Duration) {
     while let Some((frame, permit)) = outbox.recv().await {
         let sent = tokio::time::timeout(timeout, writer.write_all(&frame)).await;
@@ -136,7 +136,7 @@ impl Connection {
         }
     }
 
-    /// Start a call as soon as the budget allows it. Return false if the connection must end.
+    /// Starts a call as soon as the budget allows it. Returns false if the connection must end.
     async fn start(&mut self, request: Request, mut reservation: Reservation) -> bool {
         let Request { call, correlation_id, compress_type, authentication_data, payload } = request;
         if !self.authenticate(authentication_data.as_deref()) {
@@ -182,7 +182,7 @@ impl Connection {
         inflated.map_err(|error| unreadable(error, max_bytes))
     }
 
-    /// Wait for a part of the budget. Return None if the client no longer reads answers.
+    /// Waits for a part of the budget. Returns None if the client no longer reads answers.
     async fn reserve(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
         let kilobytes = bytes.div_ceil(1024).clamp(SMALLEST_KB, BUDGET_KB) as u32;
         tokio::select! {
@@ -191,7 +191,7 @@ impl Connection {
         }
     }
 
-    /// Check the token, if one was sent; return whether the client may call.
+    /// Checks the token, if one was sent; returns whether the client may call.
     fn authenticate(&mut self, sent: Option<&[u8]>) -> bool {
         if let (Some(token), Some(sent)) = (&self.app.options.token, sent) {
             self.is_authenticated = bool::from(sent.ct_eq(token.0.as_bytes()));
@@ -199,7 +199,7 @@ impl Connection {
         self.is_authenticated
     }
 
-    /// Refuse the calls that arrived and did not start before the stop; clients send them to another server.
+    /// Refuses the calls that arrived and did not start before the stop; clients send them to another server.
     fn refuse_unstarted(&self, buffer: &mut BytesMut) {
         while let Ok(Some(request)) = frame::take(buffer, self.app.options.max_body_bytes) {
             self.refuse(request.correlation_id, Fault::new(code::LOG_OFF, "the server is stopping"));
@@ -211,7 +211,7 @@ impl Connection {
         self.refuse(correlation_id, Fault::new(code::UNAUTHORIZED, text));
     }
 
-    /// Refuse a call without waiting for the budget: the connection ends with it.
+    /// Refuses a call without waiting for the budget: the connection ends with it.
     fn refuse(&self, correlation_id: i64, fault: Fault) {
         self.send(correlation_id, Err(fault), 0, None);
     }
@@ -227,7 +227,7 @@ impl Connection {
     }
 }
 
-/// Read more bytes: within the time limit if a frame has started, else whenever they arrive. Return false at the end.
+/// Reads more bytes: within the time limit if a frame has started, else whenever they arrive. Returns false at the end.
 async fn read_more(
     reader: &mut OwnedReadHalf,
     buffer: &mut BytesMut,
@@ -244,7 +244,7 @@ async fn read_more(
     matches!(read, Ok(Ok(1..)))
 }
 
-/// Count an answer and hand it to the writer.
+/// Counts an answer and hands it to the writer.
 fn send(
     app: &App,
     answers: &mpsc::UnboundedSender<QueuedAnswer>,

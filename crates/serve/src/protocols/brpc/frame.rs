@@ -69,7 +69,7 @@ pub(super) enum FrameError {
     TooLong { correlation_id: i64 },
 }
 
-/// Take the first frame from the bytes read so far, or return None if it is incomplete.
+/// Takes the first frame from the bytes read so far, or returns None if it is incomplete.
 pub(super) fn take(buffer: &mut BytesMut, max_payload: usize) -> Result<Option<Request>, FrameError> {
     let known = buffer.len().min(MAGIC.len());
     if buffer[..known] != MAGIC[..known] {
@@ -96,7 +96,7 @@ pub(super) fn take(buffer: &mut BytesMut, max_payload: usize) -> Result<Option<R
     Request::of(meta, frame).map(Some).ok_or(FrameError::Malformed)
 }
 
-/// Return the meta of the first frame, once it has arrived.
+/// Returns the meta of the first frame, once it has arrived.
 pub(super) fn meta(buffer: &[u8]) -> Option<RpcMeta> {
     let meta_bytes = buffer.get(MAGIC.len()..HEAD_BYTES)?.last_chunk().map(|&size| u32::from_be_bytes(size))?;
     let meta = buffer.get(HEAD_BYTES..HEAD_BYTES.checked_add(meta_bytes as usize)?)?;
@@ -118,7 +118,7 @@ impl Request {
     }
 }
 
-/// Return a frame with this meta and message.
+/// Returns a frame with this meta and message.
 pub(super) fn encode(meta: &RpcMeta, payload: &[u8]) -> Bytes {
     let meta_bytes = meta.encoded_len();
     let body_bytes = meta_bytes + payload.len();

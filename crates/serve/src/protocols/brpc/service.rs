@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use elasticrec_sample::parser::excerpt_up_to;
 
 use super::frame::RpcRequestMeta;
 use super::{Fault, code};
@@ -19,6 +20,8 @@ use crate::server::registry::Choice;
 
 const GENERAL_MODEL: &str = "baidu.paddle_serving.predictor.general_model.GeneralModelService";
 const DICT: &str = "rec.mcube.DictService";
+/// Characters of an unknown name in a message.
+const NAME_CHARS: usize = 80;
 
 /// A method of a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,11 +31,11 @@ pub(super) enum Method {
 }
 
 impl Method {
-    /// Return the method of these names; older clients leave out the package of the service.
+    /// Returns the method of these names; older clients leave out the package of the service.
     pub(super) fn of(service: &str, method: &str) -> Result<Method, Fault> {
         let is = |full: &str| full == service || full.rsplit_once('.').is_some_and(|(_, short)| short == service);
         let no_method = |known| {
-            let (service, method) = (shown(service), shown(method));
+            let (service, method) = (excerpt_up_to(NAME_CHARS, service), excerpt_up_to(NAME_CHARS, method));
             Fault::new(code::NO_METHOD, format!("{service}: unknown method `{method}`, expected {known}"))
         };
         match method {
@@ -41,13 +44,14 @@ impl Method {
             _ if is(GENERAL_MODEL) => Err(no_method("`inference` or `debug`")),
             _ if is(DICT) => Err(no_method("`seek`")),
             _ => {
-                let text = format!("unknown service `{}`, expected `{GENERAL_MODEL}` or `{DICT}`", shown(service));
+                let service = excerpt_up_to(NAME_CHARS, service);
+                let text = format!("unknown service `{service}`, expected `{GENERAL_MODEL}` or `{DICT}`");
                 Err(Fault::new(code::NO_SERVICE, text))
             }
         }
     }
 
-    /// Estimate the memory of a call in flight: its message, or the rows that it asks for.
+    /// Estimates the memory of a call in flight: its message, or the rows that it asks for.
     pub(super) fn weight(self, app: &App, payload: &[u8]) -> usize {
         match self {
             Method::Infer => payload.len(),
@@ -62,11 +66,6 @@ impl Method {
             Method::Seek => Ok(seek(app, payload, SeekRequest::of_proto, DictRows::encode).await?),
         }
     }
-}
-
-/// Return a name, shortened and escaped, for a message.
-fn shown(name: &str) -> String {
-    name.chars().take(80).flat_map(char::escape_debug).collect()
 }
 
 async fn infer(app: &App, call: &RpcRequestMeta, body: Bytes) -> Result<Bytes, Fault> {

@@ -23,22 +23,22 @@ fn infer(id: i64, message: &str) -> Bytes {
     encode(&meta("GeneralModelService", "inference", id), message.as_bytes())
 }
 
-/// An answer.
+/// The outcome of a call.
 #[derive(Debug, PartialEq)]
-struct Got {
+struct CallResult {
     id: i64,
     code: i32,
     text: String,
     message: Vec<u8>,
 }
 
-impl Got {
-    fn fault(id: i64, code: u16, text: &str) -> Got {
-        Got { id, code: code.into(), text: text.into(), message: Vec::new() }
+impl CallResult {
+    fn fault(id: i64, code: u16, text: &str) -> CallResult {
+        CallResult { id, code: code.into(), text: text.into(), message: Vec::new() }
     }
 
-    fn ok(id: i64, message: &str) -> Got {
-        Got { id, code: 0, text: String::new(), message: message.into() }
+    fn ok(id: i64, message: &str) -> CallResult {
+        CallResult { id, code: 0, text: String::new(), message: message.into() }
     }
 }
 
@@ -53,14 +53,14 @@ fn read_answer(stream: &mut TcpStream) -> (RpcMeta, Vec<u8>) {
     (RpcMeta::decode(&body[..]).unwrap(), message)
 }
 
-fn read(stream: &mut TcpStream) -> Got {
+fn read(stream: &mut TcpStream) -> CallResult {
     let (meta, message) = read_answer(stream);
     let response = meta.response.unwrap();
     let text = response.error_text.unwrap_or_default();
-    Got { id: meta.correlation_id.unwrap(), code: response.error_code.unwrap(), text, message }
+    CallResult { id: meta.correlation_id.unwrap(), code: response.error_code.unwrap(), text, message }
 }
 
-fn call(server: &ServerHandle, frame: &[u8]) -> Got {
+fn call(server: &ServerHandle, frame: &[u8]) -> CallResult {
     let mut stream = connect(server);
     stream.write_all(frame).unwrap();
     read(&mut stream)
@@ -93,14 +93,14 @@ fn calls_of_one_connection_are_answered_by_their_ids() {
     let mut stream = connect(&server);
     let frames: Vec<u8> = (0..50).flat_map(|id| infer(id, &format!("m{id}"))).collect();
     stream.write_all(&frames).unwrap();
-    let mut got: Vec<Got> = (0..50).map(|_| read(&mut stream)).collect();
+    let mut got: Vec<CallResult> = (0..50).map(|_| read(&mut stream)).collect();
     got.sort_by_key(|got| got.id);
-    let expected: Vec<Got> = (0..50).map(|id| Got::ok(id, &format!("Paddle(Proto):m{id}"))).collect();
+    let expected: Vec<CallResult> = (0..50).map(|id| CallResult::ok(id, &format!("Paddle(Proto):m{id}"))).collect();
     assert_eq!(got, expected);
     // A client that has shut down its side still gets its answer.
     stream.write_all(&infer(-7, "last")).unwrap();
     stream.shutdown(Shutdown::Write).unwrap();
-    assert_eq!(read(&mut stream), Got::ok(-7, "Paddle(Proto):last"));
+    assert_eq!(read(&mut stream), CallResult::ok(-7, "Paddle(Proto):last"));
     assert_closed(&mut stream);
     assert!(server.app.metrics.encode().unwrap().contains("requests_total{protocol=\"brpc\",code=\"0\"} 51"));
 }
@@ -114,7 +114,7 @@ fn a_frame_in_pieces_arrives_whole_and_http_works_on_the_same_port() {
         stream.flush().unwrap();
         std::thread::sleep(Duration::from_millis(2));
     }
-    assert_eq!(read(&mut stream), Got::ok(1, "Paddle(Proto):abc"));
+    assert_eq!(read(&mut stream), CallResult::ok(1, "Paddle(Proto):abc"));
     // A request of HTTP with the first byte of `PRPC`.
     let mut stream = connect(&server);
     stream.write_all(b"P").unwrap();
@@ -134,7 +134,7 @@ fn a_later_call_may_be_answered_first() {
     begun.recv_timeout(LONG).unwrap();
     stream.write_all(&encode(&meta("Nobody", "x", 2), b"")).unwrap();
     assert_eq!((read(&mut stream).id, go.send(())), (2, Ok(())));
-    assert_eq!(read(&mut stream), Got::ok(1, "Paddle(Proto):slow"));
+    assert_eq!(read(&mut stream), CallResult::ok(1, "Paddle(Proto):slow"));
 }
 
 #[test]
@@ -155,25 +155,25 @@ fn a_malformed_frame_closes_only_its_connection() {
     }
     let mut stream = connect(&server);
     stream.write_all(&infer(8, "0123456789a")).unwrap();
-    let long = Got::fault(8, 1003, "body: expected at most 10 bytes, got more");
+    let long = CallResult::fault(8, 1003, "body: expected at most 10 bytes, got more");
     assert_eq!(read(&mut stream), long);
     assert_closed(&mut stream);
     // A frame that announces 4 GiB and sends none of them.
     let mut head = BytesMut::from(&infer(8, "")[..]);
     head[4..8].copy_from_slice(&u32::MAX.to_be_bytes());
     assert_eq!(call(&server, &head), long);
-    assert_eq!(call(&server, &infer(9, "0123456789")), Got::ok(9, "Paddle(Proto):0123456789"));
+    assert_eq!(call(&server, &infer(9, "0123456789")), CallResult::ok(9, "Paddle(Proto):0123456789"));
 }
 
 #[test]
 fn unknown_services_and_failed_calls_have_their_codes() {
     let server = start(ServerOptions::default());
     let none = call(&server, &infer(1, "x"));
-    assert_eq!(none, Got::fault(1, 2003, "model `demo`: no version is ready yet"));
+    assert_eq!(none, CallResult::fault(1, 2003, "model `demo`: no version is ready yet"));
     install(&server, 3, echo);
     let got = call(&server, &encode(&meta("GeneralModelService", "train", 2), b""));
     let text = "GeneralModelService: unknown method `train`, expected `inference` or `debug`";
-    assert_eq!(got, Got::fault(2, 1002, text));
+    assert_eq!(got, CallResult::fault(2, 1002, text));
     let got = call(&server, &encode(&meta("Nobody", "x", 3), b""));
     assert_eq!((got.id, got.code), (3, 1001));
     assert!(got.text.starts_with("unknown service `Nobody`, expected `baidu.paddle_serving"), "{}", got.text);
@@ -187,7 +187,7 @@ fn unknown_services_and_failed_calls_have_their_codes() {
     let got = call(&server, &encode(&meta("DictService", "seek", 5), b"\xff"));
     assert_eq!((got.code, got.text.starts_with("body: ")), (1003, true));
     let got = call(&server, &encode(&meta("rec.mcube.DictService", "seek", 6), b""));
-    assert_eq!(got, Got::fault(6, 2003, "model `demo`: has no rows"));
+    assert_eq!(got, CallResult::fault(6, 2003, "model `demo`: has no rows"));
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn messages_are_compressed_both_ways() {
         let message = inflate(kind, &message);
         assert_eq!(message, format!("Paddle(Proto):{}", "x".repeat(1000)));
         let bomb = compress(kind, "x".repeat(1001));
-        let long = Got::fault(1, 1003, "body: expected at most 1000 bytes, got more");
+        let long = CallResult::fault(1, 1003, "body: expected at most 1000 bytes, got more");
         assert_eq!(call(&server, &encode(&with, &bomb)), long);
         assert_eq!(call(&server, &encode(&with, b"what?")).code, 1003);
     }
@@ -224,7 +224,7 @@ fn the_token_is_sent_once_per_connection() {
     stream.write_all(&infer(2, "x")).unwrap();
     assert_eq!(read(&mut stream).code, 0);
     stream.write_all(&with(b"another", 3)).unwrap();
-    let fault = |id| Got::fault(id, 1004, "authentication data: expected the token of this server");
+    let fault = |id| CallResult::fault(id, 1004, "authentication data: expected the token of this server");
     assert_eq!(read(&mut stream), fault(3));
     assert_closed(&mut stream);
     for (id, frame) in [(4, infer(4, "x")), (5, with(b"", 5)), (6, with(b"s3cre", 6)), (7, with(b"s3crets", 7))] {
@@ -247,14 +247,17 @@ fn a_full_queue_and_a_deadline_are_errors_of_the_protocol() {
     let deployment = server.app.registry.deployments().next().unwrap();
     poll("the queue does not get its request", || deployment.queue.num_queued() == 1);
     stream.write_all(&infer(3, "third")).unwrap();
-    assert_eq!(read(&mut stream), Got::fault(3, 2004, "the queue of 1 requests is full (`serve.queue`); retry later"));
+    assert_eq!(
+        read(&mut stream),
+        CallResult::fault(3, 2004, "the queue of 1 requests is full (`serve.queue`); retry later")
+    );
     go.send(()).unwrap();
     assert_eq!(read(&mut stream).id, 1);
     begun.recv_timeout(LONG).unwrap();
     let mut short = meta("GeneralModelService", "inference", 4);
     short.request.as_mut().unwrap().timeout_ms = 20;
     stream.write_all(&encode(&short, b"fourth")).unwrap();
-    let late = Got::fault(4, 1008, "deadline: not scored within 20 ms");
+    let late = CallResult::fault(4, 1008, "deadline: not scored within 20 ms");
     assert_eq!(read(&mut stream), late);
     go.send(()).unwrap();
     assert_eq!(read(&mut stream).id, 2);
@@ -294,7 +297,7 @@ fn stopping_answers_calls_in_flight_and_closes_idle_connections() {
     assert_closed(&mut idle);
     assert_eq!(server.wait(Some(Duration::ZERO)), None);
     go.send(()).unwrap();
-    assert_eq!(read(&mut busy), Got::ok(2, "Paddle(Proto):busy"));
+    assert_eq!(read(&mut busy), CallResult::ok(2, "Paddle(Proto):busy"));
     assert_closed(&mut busy);
     assert_eq!(stopping.join().unwrap(), DrainOutcome(true));
 }
@@ -349,7 +352,7 @@ fn large_messages_share_the_memory_limit() {
     packed.compress_type = Some(2);
     let bomb = compress(2, large.clone());
     assert_eq!(call(&server, &encode(&packed, &bomb)).code, i32::from(code::LIMIT));
-    assert_eq!(call(&server, &infer(9, "small")), Got::ok(9, "Paddle(Proto):small"));
+    assert_eq!(call(&server, &infer(9, "small")), CallResult::ok(9, "Paddle(Proto):small"));
     // The frame arrives in one piece, and its answer would be short.
     install(&server, 4, |job: Job| {
         let _ = job.answer.send(Ok(done("x".into())));

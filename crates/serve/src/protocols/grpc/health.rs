@@ -33,7 +33,7 @@ pub(super) enum Health {
     NotServing = 2,
 }
 
-/// Answer whether the server or one of its models is ready.
+/// Answers whether the server or one of its models is ready.
 pub(super) async fn check(State(app): State<Arc<App>>, request: Request) -> Response {
     unary(&app, request, async |call| {
         let request: CheckRequest = decode(&call.message)?;

@@ -43,7 +43,7 @@ impl Coding {
     }
 }
 
-/// Read the message of a body.
+/// Reads the message of a body.
 pub(super) async fn read(body: Body, coding: Coding, max_bytes: usize, memory: &Arc<Memory>) -> Result<Bytes, Status> {
     let status_of = |error| match error {
         ReadError::Broken(what) => Status::internal(format!("message: {what}")),
@@ -62,7 +62,7 @@ pub(super) async fn read(body: Body, coding: Coding, max_bytes: usize, memory: &
     Compression::Gzip.inflate(message, max_bytes, memory.reservation()).await.map_err(status_of)
 }
 
-/// Return the flag and the message of a body that has one frame.
+/// Returns the flag and the message of a body that has one frame.
 fn unframe(mut frame: Bytes) -> Result<(u8, Bytes), Status> {
     if frame.is_empty() {
         return Err(Status::invalid_argument("expected one message, got none"));
@@ -82,7 +82,7 @@ fn unframe(mut frame: Bytes) -> Result<(u8, Bytes), Status> {
     }
 }
 
-/// Return a message in its frame, compressed if its request may be; a message that fails to compress is sent plain.
+/// Returns a message in its frame, compressed if its request may be; a message that fails to compress is sent plain.
 pub(super) async fn frame(message: Bytes, coding: Coding) -> Bytes {
     let (flag, message) = match coding {
         Coding::Plain => (PLAIN, message),
@@ -98,7 +98,7 @@ pub(super) async fn frame(message: Bytes, coding: Coding) -> Bytes {
     frame.freeze()
 }
 
-/// Return a successful answer.
+/// Returns a successful answer.
 pub(super) fn respond(mut headers: HeaderMap, frame: Bytes, coding: Coding) -> Response {
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     if coding == Coding::Gzip {

@@ -30,7 +30,7 @@ pub(super) async fn infer(State(app): State<Arc<App>>, request: Request) -> Resp
     .await
 }
 
-/// Return a message for an error of the request or of the model, and the status for an error that a retry may solve.
+/// Returns a message for an error of the request or of the model, and the status for an error that a retry may solve.
 fn refusal_message(message: &Bytes, status: Status) -> Answer {
     let number = match status.code() {
         Code::InvalidArgument | Code::NotFound => err_no::FAILURE,
@@ -45,7 +45,7 @@ fn refusal_message(message: &Bytes, status: Status) -> Answer {
 mod tests {
     use prost::Message;
 
-    use super::super::tests::{Got, call, framed};
+    use super::super::tests::{CallResult, call, framed};
     use super::*;
     use crate::protocols::http::testing::{echo, install, start};
     use crate::server::ServerOptions;
@@ -60,7 +60,7 @@ mod tests {
     fn errors_are_messages_unless_a_retry_may_solve_them() {
         let server = start(ServerOptions::default());
         let infer = |path: &str, message: &[u8]| call(&server, path, &[], framed(0, message).into());
-        let Got { code, message, .. } = infer(INFERENCE, b"x");
+        let CallResult { code, message, .. } = infer(INFERENCE, b"x");
         assert_eq!((code, message.as_str()), (14, "model `demo`: no version is ready yet"));
         install(&server, 3, echo);
         for path in [INFERENCE, DEBUG] {

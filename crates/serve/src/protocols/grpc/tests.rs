@@ -23,7 +23,7 @@ use crate::protocols::http::testing::{LONG, echo, install, start, start_echo};
 use crate::queue::job::Job;
 use crate::server::{ServerHandle, ServerOptions, Token};
 
-pub(super) struct Got {
+pub(super) struct CallResult {
     pub(super) code: u16,
     pub(super) message: String,
     head: HeaderMap,
@@ -34,7 +34,7 @@ pub(super) fn framed(flag: u8, message: &[u8]) -> Vec<u8> {
     [&[flag][..], &(message.len() as u32).to_be_bytes(), message].concat()
 }
 
-pub(super) fn call(server: &ServerHandle, path: &str, headers: &[(&str, &str)], body: Body) -> Got {
+pub(super) fn call(server: &ServerHandle, path: &str, headers: &[(&str, &str)], body: Body) -> CallResult {
     let mut request = Request::post(path).header("content-type", "application/grpc").body(body).unwrap();
     for (name, value) in headers {
         request.headers_mut().insert(HeaderName::try_from(*name).unwrap(), value.parse().unwrap());
@@ -46,7 +46,7 @@ pub(super) fn call(server: &ServerHandle, path: &str, headers: &[(&str, &str)], 
         let collected = body.collect().await.unwrap();
         let trailers = collected.trailers().cloned().unwrap_or_default();
         let status = Status::from_header_map(&trailers).or(Status::from_header_map(&parts.headers)).unwrap();
-        Got {
+        CallResult {
             code: status.code() as u16,
             message: status.message().into(),
             head: parts.headers,
@@ -106,17 +106,17 @@ fn unknown_methods_and_wrong_tokens_are_refused_in_grpc_and_counted() {
 #[test]
 fn malformed_frames_are_refused() {
     let server = start(ServerOptions { max_body_bytes: 10, ..ServerOptions::default() });
-    let told = |bytes: Vec<u8>| {
+    let refusal = |bytes: Vec<u8>| {
         let got = call(&server, CHECK, &[], bytes.into());
         (got.code, got.message)
     };
-    assert_eq!(told(vec![]), (3, "expected one message, got none".into()));
-    assert_eq!(told([framed(0, b""), framed(0, b"")].concat()), (3, "expected one message, got several".into()));
-    assert_eq!(told(framed(0, b"0123456789a")).0, 11);
-    assert_eq!(told(framed(0, b"\x0a\x05abc")).0, 3);
+    assert_eq!(refusal(vec![]), (3, "expected one message, got none".into()));
+    assert_eq!(refusal([framed(0, b""), framed(0, b"")].concat()), (3, "expected one message, got several".into()));
+    assert_eq!(refusal(framed(0, b"0123456789a")).0, 11);
+    assert_eq!(refusal(framed(0, b"\x0a\x05abc")).0, 3);
     // Two truncated frames, an unknown flag, and a compressed message without the header.
     for bytes in [vec![0, 0], vec![0, 0, 0, 0, 5, 1], framed(7, b""), framed(1, b"")] {
-        assert_eq!(told(bytes).0, 13);
+        assert_eq!(refusal(bytes).0, 13);
     }
     let got = call(&server, CHECK, &[("grpc-encoding", "snappy")], framed(0, b"").into());
     assert_eq!(got.code, 12);
@@ -127,7 +127,7 @@ fn malformed_frames_are_refused() {
 #[test]
 fn a_message_that_does_not_arrive_times_out() {
     let server = start(ServerOptions { body_timeout: Duration::from_millis(20), ..ServerOptions::default() });
-    let never = || Body::new(Never);
+    let never = || Body::new(SilentBody);
     let got = call(&server, CHECK, &[], never());
     assert_eq!((got.code, got.message.as_str()), (4, "message: did not arrive within 0.02 s"));
     let got = call(&server, CHECK, &[("grpc-timeout", "5m")], never());
@@ -137,9 +137,9 @@ fn a_message_that_does_not_arrive_times_out() {
 }
 
 /// A body that never arrives.
-struct Never;
+struct SilentBody;
 
-impl hyper::body::Body for Never {
+impl hyper::body::Body for SilentBody {
     type Data = Bytes;
     type Error = std::io::Error;
 
@@ -190,9 +190,9 @@ fn the_inference_service_describes_the_server_and_its_models() {
     assert_eq!((metadata.name.as_str(), metadata.extensions), ("elasticrec", vec!["binary_tensor_data".to_string()]));
     let index: RepositoryIndexResponse = ask(&server, "RepositoryIndex", &nothing).unwrap();
     assert_eq!((index.models[0].name.as_str(), index.models[0].state.as_str()), ("demo", "READY"));
-    let (code, told) = ask::<BoolResponse>(&server, "ModelStreamInfer", &nothing).unwrap_err();
+    let (code, refusal) = ask::<BoolResponse>(&server, "ModelStreamInfer", &nothing).unwrap_err();
     assert_eq!(code, 12);
-    assert!(told.contains("ModelStreamInfer, expected one of ServerLive, "), "{told}");
+    assert!(refusal.contains("ModelStreamInfer, expected one of ServerLive, "), "{refusal}");
 }
 
 #[test]
@@ -217,13 +217,13 @@ fn a_message_reaches_the_scorer_and_its_answer_names_the_version() {
     );
     // The header allows compression; this message is plain.
     assert_eq!(infer(&both, framed(0, &message)).code, 0);
-    let told = |name: &str, version: &str| {
+    let refusal = |name: &str, version: &str| {
         let got = infer(&[], framed(0, &named(name, version).encode_to_vec()));
         (got.code, got.message)
     };
-    assert_eq!(told("x", ""), (5, "unknown model `x`, expected one of `demo`".into()));
-    assert_eq!(told("demo", "4"), (5, "model `demo`: no version 4, the current one is 3".into()));
-    assert_eq!(told("demo", "x"), (5, "model `demo`: version: expected a number, got `x`".into()));
+    assert_eq!(refusal("x", ""), (5, "unknown model `x`, expected one of `demo`".into()));
+    assert_eq!(refusal("demo", "4"), (5, "model `demo`: no version 4, the current one is 3".into()));
+    assert_eq!(refusal("demo", "x"), (5, "model `demo`: version: expected a number, got `x`".into()));
     assert_eq!(infer(&[("elasticrec-variant", "z")], framed(0, &message)).code, 5);
 }
 
@@ -295,7 +295,7 @@ fn large_messages_share_the_memory_limit() {
 fn arrived_bytes_of_a_message_count_and_probes_must_be_short() {
     let body_timeout = Duration::from_secs(2);
     let server = start(ServerOptions { body_timeout, ..ServerOptions::default() });
-    let half = || Body::new(Half(Some(vec![0; 100_000].into())));
+    let half = || Body::new(StalledBody(Some(vec![0; 100_000].into())));
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| call(&server, &method("ModelInfer"), &[], half()));
         let deadline = Instant::now() + LONG;
@@ -319,9 +319,9 @@ fn gzip(message: &[u8]) -> Vec<u8> {
 }
 
 /// A body that stops after its first piece.
-struct Half(Option<Bytes>);
+struct StalledBody(Option<Bytes>);
 
-impl hyper::body::Body for Half {
+impl hyper::body::Body for StalledBody {
     type Data = Bytes;
     type Error = std::io::Error;
 

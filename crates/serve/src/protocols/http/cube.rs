@@ -14,7 +14,7 @@ use super::reply::{Error, json_response};
 use crate::protocols::dict::{DictRows, NO_KEY, SeekRequest, seek as seek_rows};
 use crate::server::App;
 
-/// Answer `{"keys": [5, "6"], "version_required": true}` with
+/// Answers `{"keys": [5, "6"], "version_required": true}` with
 /// `{"values": [{"status": 0, "value": BASE64}, …], "version": "3"}`.
 pub(super) async fn seek(State(app): State<Arc<App>>, request: Request) -> Result<Response, Error> {
     let (parts, body) = request.into_parts();

@@ -3,13 +3,13 @@
 use axum::http::header::{ACCEPT_ENCODING, CONTENT_ENCODING};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 
-use super::reply::{Error, shown};
+use super::reply::{Error, excerpt};
 use crate::protocols::compression::Compression;
 
 /// Answers up to this size are not compressed: they fit into one packet.
 const MAX_PLAIN_BYTES: usize = 512;
 
-/// Return the compression of the body, or None for a plain body.
+/// Returns the compression of the body, or None for a plain body.
 pub(super) fn content_encoding(headers: &HeaderMap) -> Result<Option<Compression>, Error> {
     let Some(value) = headers.get(CONTENT_ENCODING) else { return Ok(None) };
     let known: [(&[u8], _); 3] =
@@ -17,13 +17,13 @@ pub(super) fn content_encoding(headers: &HeaderMap) -> Result<Option<Compression
     match known.into_iter().find(|(name, _)| value.as_bytes().eq_ignore_ascii_case(name)) {
         Some((_, encoding)) => Ok(encoding),
         None => {
-            let message = format!("content encoding: expected `gzip`, `deflate` or none, got `{}`", shown(value));
+            let message = format!("content encoding: expected `gzip`, `deflate` or none, got `{}`", excerpt(value));
             Err(Error::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message))
         }
     }
 }
 
-/// Return whether an answer of this size should be compressed with gzip.
+/// Returns whether an answer of this size should be compressed with gzip.
 pub(super) fn wants_gzip(headers: &HeaderMap, num_bytes: usize) -> bool {
     num_bytes > MAX_PLAIN_BYTES && headers.get_all(ACCEPT_ENCODING).iter().any(accepts_gzip)
 }

@@ -18,7 +18,7 @@ use crate::refusal::Refusal;
 use crate::server::App;
 use crate::server::registry::Choice;
 
-/// Explain the one sample of a request, with the version that a prediction would use.
+/// Explains the one sample of a request, with the version that a prediction would use.
 pub(super) async fn explain(
     app: &App,
     name: &str,
@@ -54,7 +54,7 @@ fn internal(error: &dyn std::fmt::Display) -> Error {
     Error::from(Refusal::Internal(error.to_string()))
 }
 
-/// Return the sample as the model sees it, from a thread for blocking work: a store may have to answer first.
+/// Returns the sample as the model sees it, from a thread for blocking work: a store may have to answer first.
 async fn explain_sample(deployment: &Arc<Deployment>, prepared: PreparedBody) -> Result<Value, Error> {
     let model = deployment.model.clone().ok_or_else(|| internal(&"the version has no model"))?;
     let sample = tokio::task::spawn_blocking(move || sample_of(&model, &prepared)).await;

@@ -29,7 +29,7 @@ impl Front {
         Front { router: TowerToHyperService::new(router(app.clone())), app }
     }
 
-    /// Check the token, answer the request and count the answer.
+    /// Checks the token, answers the request and counts the answer.
     pub(crate) async fn answer(&self, request: Request) -> Response {
         let path = request.uri().path();
         if PROBES.contains(&path) {
@@ -52,8 +52,8 @@ impl Front {
         response
     }
 
-    /// Answer a request. Predictions with a plain path skip the router: for a request of one instance, its search, strings
-    /// and boxed futures cost as much as the lookup of the rows.
+    /// Answers a request. Predictions with a plain path skip the router: for a request of one instance, its search,
+    /// strings and boxed futures cost as much as the lookup of the rows.
     async fn dispatch(&self, request: Request) -> Response {
         let (parts, body) = request.into_parts();
         let (app, headers, path) = (&*self.app, &parts.headers, parts.uri.path());
@@ -76,13 +76,13 @@ impl Front {
     }
 }
 
-/// Return the part of a path between `start` and `end`, if it is one segment without percent-encoding.
+/// Returns the part of a path between `start` and `end`, if it is one segment without percent-encoding.
 fn middle_of<'p>(path: &'p str, start: &str, end: &str) -> Option<&'p str> {
     let part = path.strip_prefix(start)?.strip_suffix(end)?;
     (!part.is_empty() && !part.contains(['/', '%'])).then_some(part)
 }
 
-/// Return whether the request has the token, compared in constant time.
+/// Returns whether the request has the token, compared in constant time.
 fn has_token(headers: &HeaderMap, token: &[u8]) -> bool {
     let Some(value) = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes) else {
         return false;

@@ -57,7 +57,7 @@ fn target(codec: Codec) -> Target<'static> {
     Target { model: None, version: None, codec }
 }
 
-/// Return the encoding of the body: JSON unless the content type is protobuf, as in bRPC's own servers.
+/// Returns the encoding of the body: JSON unless the content type is protobuf, as in bRPC's own servers.
 fn encoding_of(headers: &HeaderMap) -> Encoding {
     let value = headers.get(CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
     let essence = value.split(|&byte| byte == b';').next().unwrap_or_default().trim_ascii();

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::explain::explain;
 use super::predict::{RequestOptions, Target, run};
-use super::reply::{Error, PathParts, json_response, shown};
+use super::reply::{Error, PathParts, excerpt, json_response};
 use crate::codecs::Codec;
 use crate::server::App;
 use crate::server::registry::Choice;
@@ -53,7 +53,7 @@ pub(super) async fn predict(
     act(&app, &target, &parts.headers, body).await
 }
 
-/// Run an action on a model: `NAME:predict` or `NAME:explain`.
+/// Runs an action on a model: `NAME:predict` or `NAME:explain`.
 pub(super) async fn act(app: &App, target: &str, headers: &HeaderMap, body: Body) -> Result<Response, Error> {
     let Some((name, action)) = target.rsplit_once(':') else {
         return Err(Error::method_not_allowed("POST", "GET"));
@@ -83,7 +83,7 @@ fn codec_of(headers: &HeaderMap) -> Result<Codec, Error> {
     if essence.eq_ignore_ascii_case(b"text/plain") {
         return Ok(Codec::Text);
     }
-    let got = value.map_or("none".into(), |value| format!("`{}`", shown(value)));
+    let got = value.map_or("none".into(), |value| format!("`{}`", excerpt(value)));
     let message = format!("content type: expected `application/json` or `text/plain`, got {got}");
     Err(Error::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message))
 }

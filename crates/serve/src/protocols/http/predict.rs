@@ -80,13 +80,13 @@ impl RequestOptions<'_> {
         })
     }
 
-    /// Return the deadline of the request, or that of the server's configuration.
+    /// Returns the deadline of the request, or that of the server's configuration.
     pub(crate) fn deadline(&self, app: &App) -> Option<Deadline> {
         self.timeout.or(app.options.timeout).map(Deadline::within)
     }
 }
 
-/// Read the body of a request and score it.
+/// Reads the body of a request and scores it.
 pub(super) async fn run(app: &App, target: Target<'_>, headers: &HeaderMap, body: Body) -> Result<Response, Error> {
     run_keeping_body(app, target, headers, body).await.map_err(|refused| refused.error)
 }
@@ -143,7 +143,7 @@ async fn respond(app: &App, request_headers: &HeaderMap, reply: Reply) -> Result
     Ok(response)
 }
 
-/// Set the headers that name the version of an answer and, if asked for, the time of each stage.
+/// Sets the headers that name the version of an answer and, if asked for, the time of each stage.
 pub(crate) fn set_answer_headers(headers: &mut HeaderMap, info: &VersionInfo, timing: Option<Timing>) {
     headers.insert(VERSION, info.version.into());
     if let Some(variant) = HeaderValue::from_str(&info.variant).ok().filter(|value| !value.is_empty()) {

@@ -7,6 +7,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use elasticrec_sample::parser::excerpt_up_to;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
@@ -33,7 +34,7 @@ impl Error {
         Error { status: StatusCode::UNAUTHORIZED, message, header }
     }
 
-    /// Close the connection after this answer: the rest of the body is not read.
+    /// Closes the connection after this answer: the rest of the body is not read.
     pub(super) fn closing(self) -> Error {
         Error { header: Some((CONNECTION, HeaderValue::from_static("close"))), ..self }
     }
@@ -54,7 +55,7 @@ impl Error {
         &self.message
     }
 
-    /// Answer with the body of a protocol that has its own form of errors.
+    /// Answers with the body of a protocol that has its own form of errors.
     pub(super) fn respond(self, content_type: HeaderValue, body: impl Into<Bytes>) -> Response {
         let mut response = json_response(self.status, body);
         response.headers_mut().insert(CONTENT_TYPE, content_type);
@@ -101,7 +102,7 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for PathPar
     }
 }
 
-/// Return an answer with a JSON body.
+/// Returns an answer with a JSON body.
 pub(super) fn json_response(status: StatusCode, body: impl Into<Bytes>) -> Response {
     let mut response = Response::new(Body::from(body.into()));
     *response.status_mut() = status;
@@ -109,7 +110,7 @@ pub(super) fn json_response(status: StatusCode, body: impl Into<Bytes>) -> Respo
     response
 }
 
-/// Return a header's value, shortened and escaped, for a message.
-pub(super) fn shown(value: &HeaderValue) -> String {
-    String::from_utf8_lossy(value.as_bytes()).chars().take(60).flat_map(char::escape_debug).collect()
+/// Returns the start of a header's value for a message.
+pub(super) fn excerpt(value: &HeaderValue) -> String {
+    excerpt_up_to(60, value)
 }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::body::read_body;
 use super::predict::{JSON_BYTES, Target, run};
-use super::reply::{Error, PathParts, json_response, shown};
+use super::reply::{Error, PathParts, excerpt, json_response};
 use crate::codecs::Codec;
 use crate::codecs::tensors::TensorInfo;
 use crate::protocols::inference::{self, parse_version};
@@ -121,7 +121,7 @@ async fn infer(
     infer_with(&app, &path.model, path.version()?, &parts.headers, body).await
 }
 
-/// Score tensors with the given version, or with the current one.
+/// Scores tensors with the given version, or with the current one.
 pub(super) async fn infer_with(
     app: &App,
     model: &str,
@@ -139,6 +139,6 @@ fn json_bytes(headers: &HeaderMap) -> Result<Option<usize>, Refusal> {
     let Some(value) = headers.get(JSON_BYTES) else { return Ok(None) };
     match value.to_str().ok().and_then(|value| value.parse().ok()) {
         Some(json_bytes) => Ok(Some(json_bytes)),
-        None => Err(Refusal::Bad(format!("{JSON_BYTES}: expected a number of bytes, got `{}`", shown(value)))),
+        None => Err(Refusal::Bad(format!("{JSON_BYTES}: expected a number of bytes, got `{}`", excerpt(value)))),
     }
 }

@@ -26,14 +26,14 @@ pub(crate) fn start(options: ServerOptions) -> ServerHandle {
     Server::start(ServerOptions { io_threads: 1, ..options }, &[demo_plan()]).unwrap()
 }
 
-/// Start a server with a version that echoes.
+/// Starts a server with a version that echoes.
 pub(crate) fn start_echo(options: ServerOptions) -> ServerHandle {
     let server = start(options);
     install(&server, 3, echo);
     server
 }
 
-/// Install a model `demo` whose only scorer is `work`.
+/// Installs a model `demo` whose only scorer is `work`.
 pub(crate) fn install(server: &ServerHandle, version: u64, mut work: impl FnMut(Job) + Send + 'static) {
     let work = move |job: Job, _: &Backlog<'_, Job>| work(job);
     let queue = JobQueue::start(server.app.options.queue, vec![work]).unwrap();
@@ -44,7 +44,7 @@ pub(crate) fn install(server: &ServerHandle, version: u64, mut work: impl FnMut(
     server.app.registry.variant("demo", "").unwrap().switch(Some(Arc::new(deployment)));
 }
 
-/// Answer with the codec and the body; bodies such as `panic` and `bad` select the outcome.
+/// Answers with the codec and the body; bodies such as `panic` and `bad` select the outcome.
 pub(crate) fn echo(job: Job) {
     let Job { codec, body, answer, .. } = job;
     let outcome = match &body[..] {
@@ -63,7 +63,7 @@ pub(crate) fn done(body: String) -> Prediction {
     Prediction { reply: Reply { body: body.into(), json_bytes: None }, timing: Timing::default() }
 }
 
-/// Install a scorer that reports when it begins and waits for a signal before it answers.
+/// Installs a scorer that reports when it begins and waits for a signal before it answers.
 pub(crate) fn install_gated(server: &ServerHandle) -> (mpsc::Receiver<()>, mpsc::Sender<()>) {
     let (begun_in, begun) = mpsc::channel();
     let (go, gate) = mpsc::channel();

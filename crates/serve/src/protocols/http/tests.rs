@@ -16,7 +16,7 @@ struct Response {
     body: String,
 }
 
-/// Read the answer until the server closes the connection.
+/// Reads the answer until the server closes the connection.
 fn read_to_close(mut stream: TcpStream) -> Response {
     let mut text = Vec::new();
     stream.read_to_end(&mut text).unwrap();
@@ -157,7 +157,7 @@ fn the_token_guards_all_but_health_and_readiness() {
     assert!(!format!("{:?}", server.app.options).contains("s3cret"));
 }
 
-/// Install a gated scorer and send it a prediction; return the connection and the gate.
+/// Installs a gated scorer and sends it a prediction; returns the connection and the gate.
 fn begin_gated(server: &ServerHandle, body: &str) -> (TcpStream, mpsc::Sender<()>) {
     let (begun, go) = install_gated(server);
     let stream = begin_predict(server, body);
@@ -165,7 +165,7 @@ fn begin_gated(server: &ServerHandle, body: &str) -> (TcpStream, mpsc::Sender<()
     (stream, go)
 }
 
-/// Send a prediction without reading its answer.
+/// Sends a prediction without reading its answer.
 fn begin_predict(server: &ServerHandle, body: &str) -> TcpStream {
     let mut stream = connect(server);
     let length = body.len();
@@ -305,7 +305,7 @@ fn connections_beyond_the_limit_wait_their_turn() {
     assert_eq!(read_to_close(second).body, "Text:second");
 }
 
-/// Check that a server with a limit of one connection closes the connection of `hold` and answers the next client.
+/// Checks that a server with a limit of one connection closes the connection of `hold` and answers the next client.
 fn check_next_client_is_answered(hold: impl Fn(&ServerHandle) -> TcpStream) {
     let timeout = Duration::from_millis(300);
     let server = start(ServerOptions {
@@ -393,7 +393,7 @@ fn an_address_in_use_is_named() {
     assert!(error.starts_with(&format!("serve: {}: Address already in use", server.addr())), "{error}");
 }
 
-/// Compress a body as gzip or, with a zlib header, deflate.
+/// Compresses a body as gzip or, with a zlib header, deflate.
 fn compressed(encoding: &str, body: &str) -> Vec<u8> {
     let level = flate2::Compression::fast();
     if encoding == "gzip" {
@@ -425,8 +425,8 @@ fn compressed_bodies_are_inflated_within_the_limit() {
         let most = "x".repeat(1000);
         assert_eq!(send_compressed(&server, encoding, &compressed(encoding, &most)).status, 200);
         let response = send_compressed(&server, encoding, &compressed(encoding, &"x".repeat(1001)));
-        let told = r#"{"error":"body: expected at most 1000 bytes after inflating, got more"}"#;
-        assert_eq!((response.status, response.body.as_str()), (413, told));
+        let expected = r#"{"error":"body: expected at most 1000 bytes after inflating, got more"}"#;
+        assert_eq!((response.status, response.body.as_str()), (413, expected));
         for broken in [&b"plain text"[..], &compressed(encoding, "a b")[..9]] {
             let response = send_compressed(&server, encoding, broken);
             assert_eq!(response.status, 400);
@@ -470,31 +470,31 @@ fn the_open_inference_protocol_has_its_paths() {
     let ask = |method: &str, path: &str, body: &str| {
         send(&server, &format!("{method} {path} HTTP/1.1\r\nauthorization: Bearer s3cret"), body)
     };
-    let told = |response: Response| (response.status, response.body);
+    let answer_of = |response: Response| (response.status, response.body);
     let not_ready = r#"{"error":"model `demo`: no version is ready yet"}"#;
     // Probes need no token.
-    assert_eq!(told(get(&server, "/v2/health/live")), (200, r#"{"live":true}"#.into()));
-    assert_eq!(told(get(&server, "/v2/health/ready")), (503, not_ready.into()));
+    assert_eq!(answer_of(get(&server, "/v2/health/live")), (200, r#"{"live":true}"#.into()));
+    assert_eq!(answer_of(get(&server, "/v2/health/ready")), (503, not_ready.into()));
     assert_eq!(get(&server, "/v2/models/demo/ready").status, 401);
-    assert_eq!(told(ask("GET", "/v2/models/demo/ready", "")), (503, not_ready.into()));
+    assert_eq!(answer_of(ask("GET", "/v2/models/demo/ready", "")), (503, not_ready.into()));
     let index = r#"[{"name":"demo","reason":"model `demo`: no version is ready yet","state":"UNAVAILABLE"}]"#;
-    assert_eq!(told(ask("POST", "/v2/repository/index", "")), (200, index.into()));
-    assert_eq!(told(ask("POST", "/v2/repository/index", r#"{"ready":true}"#)), (200, "[]".into()));
+    assert_eq!(answer_of(ask("POST", "/v2/repository/index", "")), (200, index.into()));
+    assert_eq!(answer_of(ask("POST", "/v2/repository/index", r#"{"ready":true}"#)), (200, "[]".into()));
     install(&server, 3, echo);
-    assert_eq!(told(get(&server, "/v2/health/ready")), (200, r#"{"ready":true}"#.into()));
+    assert_eq!(answer_of(get(&server, "/v2/health/ready")), (200, r#"{"ready":true}"#.into()));
     assert!(ask("GET", "/v2", "").body.contains(r#""extensions":["binary_tensor_data"],"name":"elasticrec""#));
     let model = concat!(
         r#"{"inputs":[],"name":"demo","outputs":[{"datatype":"FP32","name":"click","shape":[-1]}],"#,
         r#""platform":"elasticrec","versions":["3"]}"#
     );
     let index = r#"[{"name":"demo","state":"READY","version":"3"}]"#;
-    assert_eq!(told(ask("POST", "/v2/repository/index", r#"{"ready":true}"#)), (200, index.into()));
+    assert_eq!(answer_of(ask("POST", "/v2/repository/index", r#"{"ready":true}"#)), (200, index.into()));
     for version in ["", "/versions/3"] {
-        assert_eq!(told(ask("GET", &format!("/v2/models/demo{version}"), "")), (200, model.into()));
+        assert_eq!(answer_of(ask("GET", &format!("/v2/models/demo{version}"), "")), (200, model.into()));
         let ready = ask("GET", &format!("/v2/models/demo{version}/ready"), "");
-        assert_eq!(told(ready), (200, r#"{"name":"demo","ready":true}"#.into()));
+        assert_eq!(answer_of(ready), (200, r#"{"name":"demo","ready":true}"#.into()));
         let response = ask("POST", &format!("/v2/models/demo{version}/infer"), "{}");
-        assert_eq!(told(response), (200, "TensorsJson { json_bytes: None }:{}".into()));
+        assert_eq!(answer_of(response), (200, "TensorsJson { json_bytes: None }:{}".into()));
     }
     for (path, error) in [
         ("/v2/models/other", "unknown model `other`, expected one of `demo`"),
@@ -502,19 +502,19 @@ fn the_open_inference_protocol_has_its_paths() {
         ("/v2/models/demo/versions/4", "model `demo`: no version 4, the current one is 3"),
         ("/v2/models/demo/versions/x/ready", "model `demo`: version: expected a number, got `x`"),
     ] {
-        assert_eq!(told(ask("GET", path, "")), (404, serde_json::json!({ "error": error }).to_string()));
+        assert_eq!(answer_of(ask("GET", path, "")), (404, serde_json::json!({ "error": error }).to_string()));
     }
     assert_eq!(ask("POST", "/v2/models/demo/versions/4/infer", "{}").status, 404);
     assert_eq!(ask("POST", "/v2/models/other/infer", "{}").status, 404);
     let wrong = ask("GET", "/v2/models/demo/infer", "");
-    assert_eq!(told(wrong), (405, r#"{"error":"method: expected POST, got GET"}"#.into()));
+    assert_eq!(answer_of(wrong), (405, r#"{"error":"method: expected POST, got GET"}"#.into()));
     let with = |value: &str| {
         let head = "POST /v2/models/demo/infer HTTP/1.1\r\nauthorization: Bearer s3cret";
         send(&server, &format!("{head}\r\ninference-header-content-length: {value}"), "{}")
     };
-    assert_eq!(told(with("1")), (200, "TensorsJson { json_bytes: Some(1) }:{}".into()));
+    assert_eq!(answer_of(with("1")), (200, "TensorsJson { json_bytes: Some(1) }:{}".into()));
     let error = r#"{"error":"inference-header-content-length: expected a number of bytes, got `x`"}"#;
-    assert_eq!(told(with("x")), (400, error.into()));
+    assert_eq!(answer_of(with("x")), (400, error.into()));
 }
 
 #[test]
@@ -536,10 +536,10 @@ fn large_bodies_share_the_memory_limit() {
     let large = "x".repeat(100_000);
     let (first, go) = begin_gated(&server, &large);
     assert!(get(&server, "/metrics").body.contains("\nelasticrec_serve_pending_bytes 100000\n"));
-    let told = r#"{"error":"in-flight requests already use the limit of 150000 bytes (`serve.max_pending_bytes`); retry later"}"#;
+    let expected = r#"{"error":"in-flight requests already use the limit of 150000 bytes (`serve.max_pending_bytes`); retry later"}"#;
     for encoding in ["gzip", "deflate"] {
         let response = send_compressed(&server, encoding, &compressed(encoding, &large));
-        assert_eq!((response.status, response.body.as_str()), (429, told));
+        assert_eq!((response.status, response.body.as_str()), (429, expected));
     }
     // Refused while it arrives: the rest is not read, so the connection may be reset after the answer.
     let mut start = [0; 12];

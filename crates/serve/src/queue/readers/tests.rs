@@ -14,7 +14,7 @@ const SHORT: Duration = Duration::from_millis(100);
 const LIMITS: ReaderLimits =
     ReaderLimits { shape: Shape { num_slots: 1, num_dense: 0 }, limits: Limits { max_instances: 4 }, queue: 2 };
 
-/// Add a process that answers each request with `answer`, and ends when that returns None.
+/// Adds a process that answers each request with `answer`, and ends when that returns None.
 fn process(
     readers: &Readers,
     mut answer: impl FnMut(&str) -> Option<Vec<u8>> + Send + 'static,
@@ -37,7 +37,7 @@ fn frame(status: u8, body: &[u8]) -> Vec<u8> {
     [&[status][..], &(body.len() as u32).to_le_bytes(), body].concat()
 }
 
-/// Return a batch with a sample for each line; its sign is the number on the line.
+/// Returns a batch with a sample for each line; its sign is the number on the line.
 fn batch_of_lines(text: &str) -> Batch {
     let mut builder = BatchBuilder::new(1, 0, 1, 0);
     for line in text.lines() {
@@ -92,8 +92,8 @@ fn an_invalid_answer_ends_its_process_and_is_not_returned() {
     for (answer, what) in wrong {
         let readers = Arc::new(Readers::new(LONG));
         let (id, thread) = process(&readers, move |_| Some(answer.clone()));
-        let told = run(read(&readers, "1\n")).unwrap_err();
-        assert_eq!(told, Refusal::Internal(format!("reader: invalid answer of the reader process: {what}")));
+        let refusal = run(read(&readers, "1\n")).unwrap_err();
+        assert_eq!(refusal, Refusal::Internal(format!("reader: invalid answer of the reader process: {what}")));
         assert_eq!((readers.num_alive(), readers.lost(), readers.lost()), (0, vec![id], vec![]));
         // The process ends, because its socket is closed.
         thread.join().unwrap();
@@ -120,9 +120,9 @@ fn a_request_survives_one_dead_process_but_not_two() {
     for _ in 0..3 {
         process(&readers, |_| None);
     }
-    let told = run(read(&readers, "7")).unwrap_err();
+    let refusal = run(read(&readers, "7")).unwrap_err();
     let expected = "reader: two reader processes died on this request";
-    assert_eq!(told, Refusal::Internal(expected.into()));
+    assert_eq!(refusal, Refusal::Internal(expected.into()));
     assert_eq!((readers.num_alive(), readers.lost().len()), (1, 2));
 }
 
@@ -147,9 +147,9 @@ fn a_process_that_hangs_is_given_up_and_without_processes_requests_are_refused()
     let (ours, theirs) = UnixStream::pair().unwrap();
     let id = readers.add(ours).unwrap();
     run(async {
-        let told = read(&readers, "7").await.unwrap_err();
+        let refusal = read(&readers, "7").await.unwrap_err();
         let expected = "reader: no answer within 100 ms (`serve.reader_timeout_ms`); the reader process was ended";
-        assert_eq!(told, Refusal::Internal(expected.into()));
+        assert_eq!(refusal, Refusal::Internal(expected.into()));
         assert_eq!(readers.lost(), [id]);
         assert!(
             matches!(read(&readers, "7").await.unwrap_err(), Refusal::Unavailable(what) if what.starts_with("reader: "))

@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 
 mod onnx;
 
-/// Return the path of the ONNX Runtime library: `ORT_LIB`, or the library in the repository's virtual environment.
+/// Returns the path of the ONNX Runtime library: `ORT_LIB`, or the library in the repository's virtual environment.
 pub fn ort_library() -> Option<PathBuf> {
     if let Some(path) = std::env::var_os("ORT_LIB") {
         return Some(path.into());
@@ -79,7 +79,7 @@ impl TestModel {
         self.columns.iter().map(|column| column.width as usize).sum()
     }
 
-    /// Write the directory of the version.
+    /// Writes the directory of the version.
     pub fn write(&self, dir: &Path) {
         std::fs::create_dir_all(dir.join("cube")).unwrap();
         let count = |key: &str| self.features[key].as_array().unwrap().len();
@@ -114,7 +114,7 @@ impl TestModel {
         writer.finish().unwrap();
     }
 
-    /// Write the directory of a delta on `parent`: the rows that differ, and the dense weights.
+    /// Writes the directory of a delta on `parent`: the rows that differ, and the dense weights.
     pub fn write_delta(&self, dir: &Path, base: u64, parent: &TestModel) {
         std::fs::create_dir_all(dir.join("cube")).unwrap();
         let dense: Vec<u8> = self.dense.iter().flat_map(|value| value.to_le_bytes()).collect();
@@ -144,7 +144,7 @@ impl TestModel {
         write_manifest(dir, manifest);
     }
 
-    /// Compute the scores of one sample in a simple, slow way, for models of one layer.
+    /// Computes the scores of one sample in a simple, slow way, for models of one layer.
     pub fn expected(&self, slots: &[(&str, &[u64])], dense: &[f32]) -> Vec<f32> {
         let mut input = Vec::new();
         for slot in self.features["slots"].as_array().unwrap() {
@@ -167,7 +167,7 @@ impl TestModel {
     }
 }
 
-/// Write the manifest, with the sizes and checksums of the existing files.
+/// Writes the manifest, with the sizes and checksums of the existing files.
 pub fn write_manifest(dir: &Path, mut manifest: Value) {
     for name in ["graph.onnx", "dense.bin", "cube/part-00000"] {
         // A delta has no graph.
@@ -181,7 +181,7 @@ pub fn write_manifest(dir: &Path, mut manifest: Value) {
     std::fs::write(dir.join("manifest.json"), bytes).unwrap();
 }
 
-/// Change a value of the manifest and update its checksums.
+/// Changes a value of the manifest and updates its checksums.
 pub fn edit_manifest(dir: &Path, pointer: &str, value: Value) {
     let mut manifest: Value = serde_json::from_slice(&std::fs::read(dir.join("manifest.json")).unwrap()).unwrap();
     *manifest.pointer_mut(pointer).unwrap() = value;
