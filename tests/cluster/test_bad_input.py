@@ -52,7 +52,7 @@ def test_a_port_in_use(roles: Roles) -> None:
         port = taken.getsockname()[1]
         started = roles.start("coordinator", PORT=port), roles.start("ps", PORT=port, COORDINATOR="http://127.0.0.1:1")
         for role in started:
-            message = f"{role.name}: 127.0.0.1:{port}: cannot listen there: the port is in use"
+            message = f"{role.name}: 127.0.0.1:{port}: cannot listen: the port is in use"
             assert error_of(role.finish()) == message
 
 
@@ -103,12 +103,12 @@ def test_foreign_roles_are_refused_by_a_coordinator(roles: Roles, run: Run, tmp_
     second = roles.start("coordinator")
     foreign = [roles.start(name, COORDINATOR=url, RUN=other.path) for name in ("ps", "trainer")]
     wrong = [roles.start(name, COORDINATOR=url, TOKEN="guess") for name in ("ps", "trainer")]
-    assert error_of(second.finish()) == f"{run.path}: another coordinator has this run"
+    assert error_of(second.finish()) == f"{run.path}: another coordinator holds the lock of this run"
     for role in wrong:
         assert error_of(role.finish()) == f"{coordinator}: missing or wrong token"
     old = [sys.executable, "-c", _OLD_ROLE, "ps", "--run", str(run.path), "--coordinator", url, "--token", TOKEN]
     ended = subprocess.run(old, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    message = f"{coordinator}: register: protocol: expected 1, got 0: the role is of another release"
+    message = f"{coordinator}: register: protocol: expected 1, got 0: the role runs another release"
     assert error_of((ended.returncode, ended.stderr)) == message
     message = f"{coordinator}: register: run: expected a role of this run, got a role with the directory of another run"
     for role in foreign:

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from elasticrec.config import load_job
+from elasticrec.config.strategies import STRATEGIES, StrategyName
 from elasticrec.roles.coordinator import prepare
 from elasticrec.run import Run
 from support.by_hand import Roles
-from support.cluster import STRATEGIES, Trainings, Undisturbed
+from support.cluster import Trainings, Undisturbed
 from support.disks import fill, small_file_system
 from support.store import free_port
 
@@ -29,17 +30,17 @@ POINTS = {
     "lease": (9, 15, 4),
     "leased": (5, 9, 3),
 }
-# These strategies push a quarter as often.
+# Strategies that merge batches push a quarter as often.
 MERGED_POINTS = POINTS | {"apply": (60, 100, 30)}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_roles_may_die_at_every_fail_point(trainings: Trainings, tmp_path: Path, strategy: str) -> None:
+def test_roles_may_die_at_every_fail_point(trainings: Trainings, tmp_path: Path, strategy: StrategyName) -> None:
     """While a push is applied, a snapshot written, a checkpoint loaded, a unit leased; before and after a manifest."""
     points = tmp_path / "points"
     points.mkdir()
-    for name, counts in (MERGED_POINTS if strategy in ("half_async", "geo") else POINTS).items():
+    for name, counts in (MERGED_POINTS if STRATEGIES[strategy].merges_batches else POINTS).items():
         for at, count in enumerate(counts):
             (points / f"{name}.{at}").write_text(str(count))
     training = trainings.start(

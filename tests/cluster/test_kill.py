@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from support.cluster import STRATEGIES, TIMEOUT_S, Trainings, Undisturbed, wait_for_end
+from elasticrec.config.strategies import STRATEGIES
+from support.cluster import TIMEOUT_S, Trainings, Undisturbed, wait_for_end
 
 # `make soak` runs twenty seeds.
 SEEDS = int(os.environ.get("ELASTICREC_SOAK", "2"))

@@ -25,7 +25,6 @@ from elasticrec.training.embedding import table_spec
 from elasticrec.training.network import build_model
 
 TIMEOUT_S = 1800.0
-STRATEGIES = ("async", "sync", "half_async", "geo")
 # Hours of demo data; the last one is for evaluation.
 HOURS = 4
 SAMPLES_PER_HOUR = 100_000

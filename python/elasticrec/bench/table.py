@@ -1,15 +1,13 @@
 """The speed and size of the table: random pulls and Adagrad updates on one core, compared with plain memory access."""
 
 import json
-import os
 import platform
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from elasticrec import _core
-from elasticrec.machine import num_cores
+from elasticrec.machine import num_cores, resident_bytes
 
 _WIDTH = 10
 SPEC = {
@@ -27,9 +25,9 @@ _BATCHES = 200
 def run(rows: int, repeats: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Return the rates of the table and of plain memory access, medians of `repeats`, and the bytes per key."""
     say(f"filling a table with {rows:,} rows")
-    before = _resident_bytes()
+    before = resident_bytes()
     bench = _core.TableBench(json.dumps(SPEC), rows)
-    resident = _resident_bytes() - before
+    resident = resident_bytes() - before
     say("measuring")
     times = [bench.measure(_BATCHES) for _ in range(repeats)]
     pull, pull_probe, push, push_probe = (1 / statistics.median(column) for column in zip(*times, strict=True))
@@ -71,15 +69,3 @@ def describe(result: dict[str, Any]) -> list[str]:
         f"{result['taken_rows_per_s'] / 1e6:.1f} M/s",
         f"bytes per key in addition to weights, state, show and click: {result['bytes_per_key']:.1f}",
     ]
-
-
-def _resident_bytes() -> int:
-    """Return the resident memory of this process, or its peak on systems that report only that."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:
-        import resource
-
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if platform.system() == "Darwin" else peak * 1024
-    return pages * os.sysconf("SC_PAGE_SIZE")

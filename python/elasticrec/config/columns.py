@@ -50,7 +50,7 @@ class Slot(Section):
         description="How several signs of one sample become one vector. Default: `data.pooling`.",
     )
     share: Word | None = Field(
-        default=None, description="Slot to share rows with: equal values of the two slots use one row."
+        default=None, description="Slot to share rows with: equal values of both slots use the same row."
     )
     sequence: int | None = Field(
         default=None,
@@ -84,7 +84,7 @@ class Slot(Section):
         if not all(_NUMBER.fullmatch(end) and len(end) <= 18 for end in match.groups()):
             raise expected("a range of numbers without leading zeros such as `0-25`")
         if not 1 <= int(match[2]) - int(match[1]) + 1 <= MAX_SLOTS:
-            raise expected(f"a range that goes up and has at most {MAX_SLOTS} slots")
+            raise expected(f"an ascending range of at most {MAX_SLOTS} slots")
         return value
 
 

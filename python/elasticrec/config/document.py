@@ -148,3 +148,13 @@ class _Builder:
 
     def _error(self, node: yaml.Node, text: str) -> ConfigError:
         return ConfigError(f"{self._source}:{node.start_mark.line + 1}: {text}")
+
+
+def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Flatten nested dictionaries to one with dotted keys; lists are kept."""
+    if not isinstance(value, dict):
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        flat |= flatten(item, f"{prefix}.{key}" if prefix else str(key))
+    return flat

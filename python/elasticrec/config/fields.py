@@ -77,7 +77,7 @@ def base_of(info: ValidationInfo | core_schema.ValidationInfo) -> Path:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reachable only from this machine; the only name that counts is `localhost`."""
+    """Whether an address is reachable only from this machine; of all host names, only `localhost` qualifies."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

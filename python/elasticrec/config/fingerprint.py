@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 from elasticrec.config.data import Holdout
+from elasticrec.config.document import flatten
 from elasticrec.config.job import Job
 
 
@@ -40,7 +41,7 @@ def decisive_keys(job: Job) -> dict[str, Any]:
         "train.warm_start": job.train.warm_start,
     }
     for name, section in (("model", job.model), ("sparse", job.sparse), ("dense", job.dense)):
-        parts.update(_flatten(name, section.model_dump(mode="json", exclude={"options"})))
+        parts.update(flatten(section.model_dump(mode="json", exclude={"options"}), name))
     parts["model.options"] = job.model.options
     if job.model.custom_class is not None:
         parts["model.kind"] = _class_digest(job.model.kind, job.model_source())
@@ -100,12 +101,3 @@ def _class_digest(reference: str | None, source: bytes | None) -> dict[str, str]
     if reference is None or source is None:
         return None
     return {"class": reference.rpartition(":")[2], "sha256": hashlib.sha256(source).hexdigest()}
-
-
-def _flatten(prefix: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {prefix: value}
-    flat: dict[str, Any] = {}
-    for key, item in value.items():
-        flat.update(_flatten(f"{prefix}.{key}", item))
-    return flat

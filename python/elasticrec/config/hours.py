@@ -84,8 +84,8 @@ class Hours(Section):
     )
     timezone: str = Field(
         default="UTC",
-        description="Time zone of the directory names, such as `Asia/Shanghai`. Hours that daylight saving skips are "
-        "not waited for.",
+        description="Time zone of the directory names, such as `Asia/Shanghai`. Training does not "
+        "wait for hours that daylight saving skips.",
     )
     day_end_hour: int = Field(
         default=0,

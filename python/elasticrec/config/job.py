@@ -165,27 +165,28 @@ class Job(Section):
 
     @model_validator(mode="after")
     def _check_missing(self) -> "Job":
-        if self.train.mode == "ps" and self.train.strategy == "sync" and self.data.on_missing == "skip":
+        if self.train.mode == "ps" and self.train.rules.joins_units and self.data.on_missing == "skip":
             raise problem(
-                "`data.on_missing`: with `train.strategy: sync` expected `fail`, because its steps need all units"
+                f"`data.on_missing`: with `train.strategy: {self.train.strategy}` expected `fail`, because its steps "
+                "need all units"
             )
         return self
 
     @model_validator(mode="after")
     def _check_strategy(self) -> "Job":
-        if self.train.strategy != "geo":
+        if not self.train.rules.adds_increments:
             return self
         for key, kind in (("sparse", self.sparse.optimizer.kind), ("dense", self.dense.optimizer.kind)):
             if kind == "adam":
                 raise problem(
-                    f"{key}.optimizer.kind: with `train.strategy: geo` expected another optimizer, got `adam`, "
-                    "because its steps from several trainers cannot be summed"
+                    f"{key}.optimizer.kind: with `train.strategy: {self.train.strategy}` expected another optimizer, "
+                    "got `adam`, because its steps from several trainers cannot be summed"
                 )
         return self
 
     @model_validator(mode="after")
     def _check_evaluation(self) -> "Job":
-        if not self.data.eval and (key := self.train.needs_evaluation()):
+        if not self.data.eval and (key := self.train.evaluation_key()):
             raise problem(f"`{key}` needs `data.eval`, expected files to evaluate on, got none")
         if self.train.checkpoint.best_label not in (None, *self.data.labels):
             names = ", ".join(f"`{label}`" for label in self.data.labels)

@@ -44,9 +44,9 @@ def describe(error: ErrorDetails) -> str:
     if kind == "problem":
         return str(context["problem"])
     if kind in ("too_short", "string_too_short"):
-        return f"expected at least {context['min_length']}, got {_length_of(error['input'])}"
+        return f"expected at least {_count_text(kind, context['min_length'])}, got {_length_of(error['input'])}"
     if kind in ("too_long", "string_too_long"):
-        return f"expected at most {context['max_length']}, got {_length_of(error['input'])}"
+        return f"expected at most {_count_text(kind, context['max_length'])}, got {_length_of(error['input'])}"
     if kind in _BOUNDS:
         words, bound = _BOUNDS[kind]
         wanted = f"{words} {_number(context[bound])}"
@@ -159,11 +159,16 @@ def _number(value: float) -> str:
     return str(int(value)) if value == int(value) else str(value)
 
 
+def _count_text(kind: str, count: int) -> str:
+    name = "character" if kind.startswith("string") else "item"
+    return f"{count} {name}{'' if count == 1 else 's'}"
+
+
 def _length_of(value: Any) -> str:
     return str(len(value)) if isinstance(value, str | list | tuple) else "another number"
 
 
 def _fallback_text(error: ErrorDetails) -> str:
-    """Format an error of a type that no key raises today. Messages of pydantic never contain the value."""
+    """Format an error of any other type; no key raises one at present. Pydantic's text does not contain the value."""
     text = re.sub(r"^(Value error|Assertion failed), ", "", error["msg"]).rstrip(".")
     return f"{text[:1].lower()}{text[1:]}, got {_describe_value(error['input'], error['loc'])}"

@@ -26,7 +26,7 @@ class ServedVariant(Section):
 
 
 class ServedModel(Section):
-    """A model to serve. Plain text is short for a mapping with this `model`."""
+    """A model to serve. A plain string is short for a mapping with only `model`."""
 
     # Filled from the model's own name when it is served.
     name: Name | None = Field(

@@ -92,8 +92,10 @@ class Evict(Section):
         description="Evict rows that were not seen for more than this many epochs, or days with `data.hours`; null "
         "for none.",
     )
-    nonclk_coeff: float = Field(default=0.1, ge=0, description="Score of a show without a click.")
-    click_coeff: float = Field(default=1.0, ge=0, description="Score of a click.")
+    nonclk_coeff: float = Field(
+        default=0.1, ge=0, description="Weight of a show without a click in the score of a row."
+    )
+    click_coeff: float = Field(default=1.0, ge=0, description="Weight of a click in the score of a row.")
 
 
 class Sparse(Section):
@@ -103,8 +105,7 @@ class Sparse(Section):
         default=256,
         ge=1,
         le=65536,
-        description="Partitions of the table, fixed for its lifetime. A partition is the smallest piece that is "
-        "placed on a server.",
+        description="Number of partitions of the table, fixed for its lifetime. A server owns whole partitions.",
     )
     init_scale: float = Field(
         default=0.01, ge=0, description="New weights are uniform in -init_scale..init_scale; 0 starts at zero."

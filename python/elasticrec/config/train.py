@@ -17,6 +17,7 @@ from elasticrec.config.fields import (
     problem,
     show,
 )
+from elasticrec.config.strategies import STRATEGIES, StrategyName, StrategyRules, strategies_where
 
 # Metrics of every evaluation; custom metrics may not have these names.
 METRICS = ("auc", "log_loss", "copc")
@@ -68,7 +69,7 @@ class Checkpoint(Section):
     @classmethod
     def _check_metric(cls, value: str | None) -> str | None:
         if value == "copc":
-            raise expected("a metric with a best direction, such as `auc`")
+            raise expected("a metric to maximize or minimize, such as `auc`")
         return value
 
     def keeps_epoch(self, epoch: int) -> bool:
@@ -142,7 +143,10 @@ class ParameterServers(Section):
         "that died is replaced in about two leases. Null for no limit.",
     )
     threads: int = Field(
-        default=1, ge=1, le=4096, description="Threads of a server for loading, whole-table steps and large batches."
+        default=1,
+        ge=1,
+        le=4096,
+        description="Threads of a server for loading, for operations on the whole table, and for large batches.",
     )
     memory_bytes: Bytes | None = Field(
         default=None,
@@ -191,21 +195,24 @@ class Train(Section):
         description="`local`: one process with the tables in its memory; `ps`: `trainers` and `servers`, each its "
         "own process.",
     )
-    strategy: Literal["async", "sync", "half_async", "geo"] = Field(
+    strategy: StrategyName = Field(
         default="async",
-        description="How the trainers of mode `ps` cooperate. `async`: each pushes independently. `sync`: batches of "
-        "several trainers form one step, like one large batch. `half_async`: a trainer pushes `merge_batches` "
-        "batches as one step and waits for the others. `geo`: a trainer steps its own copy of the rows for "
-        "`merge_batches` batches, then exchanges the changes.",
+        description="How the trainers of mode `ps` cooperate. "
+        + " ".join(f"`{name}`: {rules.description}" for name, rules in STRATEGIES.items()),
     )
     merge_batches: int = Field(
-        default=4, ge=1, le=65536, description="Batches, all from one unit, that `half_async` and `geo` push as one."
+        default=4,
+        ge=1,
+        le=65536,
+        description=f"Batches, all from one unit, that {strategies_where(lambda rules: rules.merges_batches)} push as "
+        "one.",
     )
     step_batches: int | None = Field(
         default=None,
         ge=1,
         le=65536,
-        description="Batches in a step of `sync`, independent of the number of running trainers. Default: `trainers`.",
+        description=f"Batches in a step of {strategies_where(lambda rules: rules.joins_units)}, independent of the "
+        "number of running trainers. Default: `trainers`.",
     )
     servers: int = Field(default=1, ge=1, le=65536, description="Number of parameter servers in mode `ps`.")
     trainers: int = Field(default=1, ge=1, le=65536, description="Number of trainers in mode `ps`.")
@@ -246,8 +253,9 @@ class Train(Section):
             raise problem("`strategy`: belongs to mode `ps`, not `local`")
         if self.mode == "ps" and (local_key := self._local_key()):
             raise problem(f"`{local_key}`: belongs to mode `local`, not `ps`")
-        if self.step_batches is not None and self.strategy != "sync":
-            raise problem(f"`step_batches`: belongs to strategy `sync`, not `{self.strategy}`")
+        if self.step_batches is not None and not self.rules.joins_units:
+            owners = strategies_where(lambda rules: rules.joins_units)
+            raise problem(f"`step_batches`: belongs to strategy {owners}, not `{self.strategy}`")
         return self
 
     def _local_key(self) -> str | None:
@@ -263,14 +271,19 @@ class Train(Section):
         return next((key for key, is_set in keys.items() if is_set), None)
 
     @property
+    def rules(self) -> StrategyRules:
+        """What the strategy means for other keys."""
+        return STRATEGIES[self.strategy]
+
+    @property
     def group_size(self) -> int | None:
-        """Batches in a step of strategy `sync`, or None for other strategies."""
-        return (self.step_batches or self.trainers) if self.strategy == "sync" else None
+        """Batches in a step that joins units, or None for strategies without such steps."""
+        return (self.step_batches or self.trainers) if self.rules.joins_units else None
 
     @property
     def merge_size(self) -> int:
         """Number of batches that are pushed as one."""
-        return self.merge_batches if self.strategy in ("half_async", "geo") else 1
+        return self.merge_batches if self.rules.merges_batches else 1
 
     @model_validator(mode="after")
     def _check_best(self) -> "Train":
@@ -281,7 +294,7 @@ class Train(Section):
             )
         return self
 
-    def needs_evaluation(self) -> str | None:
+    def evaluation_key(self) -> str | None:
         """Return the first key that is set but useless without evaluation data, or None."""
         keys: dict[str, Any] = {
             "train.evaluate.every_steps": self.evaluate.every_steps,

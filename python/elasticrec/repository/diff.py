@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from elasticrec.config.document import flatten
+from elasticrec.config.train import METRICS
 from elasticrec.errors import ModelError
 from elasticrec.repository.fetch import FetchedVersion
 from elasticrec.repository.rows import open_rows
@@ -89,7 +91,7 @@ def metrics_of(manifest: dict[str, Any]) -> dict[str, float]:
     found = {}
     for part in ("train", "eval"):
         for label, metrics in zip(labels, manifest["metrics"].get(part) or (), strict=False):
-            for name in ("auc", "log_loss", "copc", "samples"):
+            for name in (*METRICS, "samples"):
                 value = metrics.get(name)
                 if isinstance(value, int | float):
                     found[f"{part} {label} {name}"] = value
@@ -105,16 +107,6 @@ def _compare_files(a: FetchedVersion, b: FetchedVersion) -> dict[str, str]:
         elif left[name] != right[name]:
             changes[name] = "changed"
     return changes
-
-
-def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Flatten a document to dotted keys; lists are kept."""
-    if not isinstance(value, dict):
-        return {prefix: value}
-    found: dict[str, Any] = {}
-    for key, item in value.items():
-        found |= flatten(item, f"{prefix}.{key}" if prefix else str(key))
-    return found
 
 
 def _compare_rows(a: Any, b: Any) -> RowCounts:

@@ -7,6 +7,7 @@ from elasticrec.errors import ModelError
 from elasticrec.repository.diff import Difference, metrics_of
 from elasticrec.repository.repository import Repository
 from elasticrec.repository.version import Version
+from elasticrec.terminal import align_columns
 
 _SHOWN = 8
 
@@ -167,15 +168,3 @@ def _number(value: float | None) -> str:
 def _shorten(value: Any, most: int = 60) -> str:
     text = str(value)
     return text if len(text) <= most else f"{text[: most - 3]}..."
-
-
-def align_columns(rows: list[list[str]], left: tuple[int, ...] = ()) -> list[str]:
-    """Align columns; right-aligned except for `left`."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if at in left else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]

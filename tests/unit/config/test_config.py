@@ -189,7 +189,7 @@ def test_parsing_does_not_change_the_given_values() -> None:
         (
             "train",
             {"checkpoint": {"keep_best": "copc"}},
-            "train.checkpoint.keep_best: expected a metric with a best direction, such as `auc`, got `copc`",
+            "train.checkpoint.keep_best: expected a metric to maximize or minimize, such as `auc`, got `copc`",
         ),
         ("train", {"evaluate": {"every_steps": 0}}, "train.evaluate.every_steps: expected at least 1, got 0"),
         (
@@ -204,19 +204,19 @@ def test_parsing_does_not_change_the_given_values() -> None:
             "`my_model.py:MyModel`, got `gbm`",
         ),
         ("model", {"experts": 0}, "model.experts: expected at least 1, got 0"),
-        ("model", {"expert_hidden": []}, "model.expert_hidden: expected at least 1, got 0"),
+        ("model", {"expert_hidden": []}, "model.expert_hidden: expected at least 1 item, got 0"),
         (
             "model",
             {"options": {"a": 1}},
             "model.options: `wide_deep` takes no `options`; they are for a model of your own",
         ),
         ("model", {"options": []}, "model.options: expected a mapping, got an empty list"),
-        ("model", {"hidden": []}, "model.hidden: expected at least 1, got 0"),
+        ("model", {"hidden": []}, "model.hidden: expected at least 1 item, got 0"),
         ("model", {"hidden": [4, 0]}, "model.hidden.1: expected at least 1, got 0"),
         ("model", {"hidden": 400}, "model.hidden: expected a list, got 400"),
         ("model", {"dim": 1025}, "model.dim: expected at most 1024, got 1025"),
         ("sparse", {"init_scale": float("inf")}, "sparse.init_scale: expected a finite number, got inf"),
-        ("data", {"train": []}, "data.train: expected at least 1, got 0"),
+        ("data", {"train": []}, "data.train: expected at least 1 item, got 0"),
         ("data", {"train": [3]}, "data.train.0: expected text, got 3"),
         ("data", {"train": ""}, "data.train.0: expected a path, a directory or a glob, got ``"),
         ("data", {"train": "a\0b"}, "data.train.0: expected a path, a directory or a glob, got `a\\x00b`"),
@@ -241,7 +241,7 @@ def test_parsing_does_not_change_the_given_values() -> None:
         (
             "data",
             {"slots": [1, "5-3"]},
-            "data.slots.1.name: expected a range that goes up and has at most 65535 slots, got `5-3`",
+            "data.slots.1.name: expected an ascending range of at most 65535 slots, got `5-3`",
         ),
         (
             "data",

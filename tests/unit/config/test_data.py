@@ -42,7 +42,7 @@ def reload(job: Job) -> Job:
         ),
         (
             {**CSV, "columns": {**COLUMNS, "delimiter": ";;"}},
-            "data.columns.delimiter: expected at most 1, got 2",
+            "data.columns.delimiter: expected at most 1 character, got 2",
         ),
         ({**CSV, "columns": {**COLUMNS, "sparce": []}}, "data.columns.sparce: unknown key, did you mean `sparse`?"),
         ({**SLOTS, "buckets": 6}, "data: `buckets` needs dense columns, format `slots` has none"),

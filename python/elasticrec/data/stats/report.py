@@ -1,9 +1,8 @@
 """Statistics as text: a table of slots, a table of dense columns, and warnings."""
 
-from collections.abc import Sequence
-
 from elasticrec.data.stats.collect import QUANTILES
 from elasticrec.data.stats.result import Stats
+from elasticrec.terminal import align_columns
 
 _MAX_UNUSED = 20
 
@@ -58,7 +57,7 @@ def _slot_lines(stats: Stats) -> list[str]:
         ]
         for slot in stats.slots
     ]
-    return _table([*head, *(["drift", "unseen"] if stats.has_eval else [])], rows)
+    return align_columns([[*head, *(["drift", "unseen"] if stats.has_eval else [])], *rows], left=(0,))
 
 
 def _dense_lines(stats: Stats) -> list[str]:
@@ -77,7 +76,7 @@ def _dense_lines(stats: Stats) -> list[str]:
         for column in stats.dense
     ]
     head = ["dense", "coverage", "min", *names, "max", "mean", "AUC alone", *(["drift"] if stats.has_eval else [])]
-    return _table(head, rows)
+    return align_columns([head, *rows], left=(0,))
 
 
 def _unused_lines(stats: Stats) -> list[str]:
@@ -97,14 +96,3 @@ def _share(value: float | None) -> str:
 
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
-
-
-def _table(head: list[str], rows: Sequence[list[str]]) -> list[str]:
-    """Return a table as lines of text, the first column aligned to the left, the others to the right."""
-    widths = [max(len(row[at]) for row in (head, *rows)) for at in range(len(head))]
-    return [
-        "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        )
-        for row in (head, *rows)
-    ]

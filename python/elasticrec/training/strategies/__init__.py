@@ -1,7 +1,6 @@
 """Training strategies of `train.mode: ps`, one file each.
 
-To add a strategy, add a module with a subclass of `Strategy` here, and its name to `train.strategy` in
-`config/train.py`.
+To add a strategy, add a module with a subclass of `Strategy` here, and its name and rules to `config/strategies.py`.
 """
 
 import importlib

@@ -29,7 +29,7 @@ class Geo(Strategy):
 
     def run(self, lease: UnitLease) -> None:
         """Train a unit."""
-        unit = Unit(**lease["unit"])
+        unit = Unit.of(lease["unit"])
         self.share_buffers(lease["trainers"])
         with closing(self.trainer.groups(unit)) as groups:
             self.train_groups(unit.id, unit.seen, missing_groups(groups, lease), lease["trainers"])

@@ -17,7 +17,7 @@ class HalfAsync(Strategy):
 
     def run(self, lease: UnitLease) -> None:
         """Train a unit, meeting the other trainers after each group."""
-        unit = Unit(**lease["unit"])
+        unit = Unit.of(lease["unit"])
         self.share_buffers(lease["trainers"])
         self.trainer.meeting = lease["meeting"]
         with closing(self.trainer.groups(unit)) as groups:

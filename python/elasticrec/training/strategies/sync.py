@@ -65,7 +65,7 @@ class Sync(Strategy):
         for lease in self._leases:
             if _group_of(lease) != self._group:
                 raise UnavailableError(f"unit {lease['unit']['id']}: belongs to another group, the run was rolled back")
-            unit = Unit(**lease["unit"])
+            unit = Unit.of(lease["unit"])
             batches = self.trainer.batches(unit)
             self._stack.enter_context(closing(batches))
             found = next((one for one in batches if one.batch.index >= self._step), None)

@@ -1,8 +1,8 @@
-"""Progress of long commands on a terminal."""
+"""Text for a terminal: progress of long commands, aligned columns."""
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import typer
@@ -27,3 +27,15 @@ def progress_line(total: int | None) -> Iterator[Callable[[int], None]]:
     finally:
         if shown:
             typer.echo("\r\x1b[2K", err=True, nl=False)
+
+
+def align_columns(rows: Sequence[Sequence[str]], left: tuple[int, ...] = ()) -> list[str]:
+    """Return rows as lines with aligned columns: to the left for columns in `left`, to the right for all others."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if number in left else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
