@@ -1,4 +1,4 @@
-"""ElasticREC: click-through models from a log line to a served score.
+"""ElasticREC: click-through models from a click log to a served score.
 
 In a notebook: `run = elasticrec.train("job.yaml")`, `run.history`, `run.publish()`.
 In a service: `client = elasticrec.Client("http://127.0.0.1:8500")`, `client.predict([{"user": 17}])`.

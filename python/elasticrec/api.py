@@ -21,6 +21,7 @@ import numpy.typing as npt
 from elasticrec.config import Job, Serve, default_job
 from elasticrec.config import load_job as _load_job
 from elasticrec.errors import ConfigError, SampleError
+from elasticrec.machine import limit_spinning
 from elasticrec.predict import score_lines, scores_of, source_of
 from elasticrec.run import Run, resolve_run
 
@@ -71,6 +72,8 @@ def train(
     _check_type("train", "fresh", fresh, bool, "a bool")
     _check_type("train", "quiet", quiet, bool, "a bool")
     loaded = job if isinstance(job, Job) else load_job(job)
+    if "torch" not in sys.modules:
+        limit_spinning()
     with _output_stream(quiet) as stream:
         if loaded.train.mode == "ps":
             from elasticrec.roles.train import train_with_servers
@@ -98,7 +101,7 @@ def serve(
     A model is a path or URL such as `models/demo` or `models/demo/7`; a repository stands for all its models. Without
     models, it serves `serve.models` of `job`, or the job's own model. `port` replaces `serve.port`; 0 picks a free
     port. `wait` waits until every model has a version. The server runs in this process; at the end of the block it
-    answers the requests that it has accepted.
+    answers the accepted requests and stops.
     """
     for number, model in enumerate(models):
         _check_type("serve", f"models[{number}]", model, (str, os.PathLike), "a str or a Path")
@@ -109,6 +112,7 @@ def serve(
         raise ConfigError(f"serve: port: expected 0 to 65535, got {port}")
     _check_type("serve", "wait", wait, bool, "a bool")
     _check_type("serve", "quiet", quiet, bool, "a bool")
+    from elasticrec.net.logs import forward_logs
     from elasticrec.serving.plan import plan_models
     from elasticrec.serving.server import run_server, url_of
 
@@ -120,7 +124,7 @@ def serve(
         def say(line: str) -> None:
             print(line, file=stream or sys.stdout, flush=True)
 
-        with run_server(variants, loaded, say, threading.Event(), wait=wait) as server:
+        with forward_logs(say), run_server(variants, loaded, threading.Event(), wait=wait) as server:
             yield PredictionServer(url_of(server, loaded.serve), loaded.serve)
 
 
@@ -230,11 +234,13 @@ class TrainingRun:
         """Return the metrics by label of the newest or the best checkpoint on files, or on `data.eval` of the job."""
         for number, pattern in enumerate(data):
             _check_type("evaluate", f"data[{number}]", pattern, (str, os.PathLike), "a str or a Path")
-        from elasticrec.training.snapshots import choose, evaluate_run
+        from elasticrec.net.logs import forward_logs
+        from elasticrec.training.evaluate_run import choose, evaluate_run
 
         chosen = choose(self._run, None, best=best)
         patterns = [os.fspath(pattern) for pattern in data]
-        (evaluated,) = evaluate_run(self._run, chosen, patterns, lambda line: print(line, file=sys.stderr))
+        with forward_logs(lambda line: print(line, file=sys.stderr)):
+            (evaluated,) = evaluate_run(self._run, chosen, patterns)
         return evaluated.metrics
 
     def publish(self, *, best: bool = False, row_type: str | None = None) -> "PublishResult":

@@ -19,6 +19,7 @@ from elasticrec.data.commands import data_app
 from elasticrec.errors import ElasticRecError
 from elasticrec.launch.commands import add_launch
 from elasticrec.machine import limit_spinning
+from elasticrec.net.logs import end_logging, forward_logs
 from elasticrec.options import MAX_SAMPLES, JobArgument, SetOption
 from elasticrec.publish.rollout.commands import add_rollout
 from elasticrec.repository.commands import models_app
@@ -161,7 +162,8 @@ def train(
     if dry_run:
         from elasticrec.roles.dry_run import run_dry
 
-        run_dry(found, typer.echo)
+        with forward_logs(typer.echo):
+            run_dry(found)
         return
     if found.train.mode == "ps":
         from elasticrec.roles.train import train_with_servers
@@ -183,7 +185,7 @@ def evaluate(
         typer.Option(
             "--range",
             metavar="FIRST:END",
-            help="Evaluate the snapshots of these epochs, counted from 0, END excluded: 0:4 means 0, 1, 2 and 3.",
+            help="Evaluate the checkpoints of these epochs, counted from 0, END excluded: 0:4 means 0, 1, 2 and 3.",
         ),
     ] = None,
     best: BestOption = False,
@@ -195,24 +197,24 @@ def evaluate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per checkpoint.")] = False,
 ) -> None:
-    """Evaluate the newest checkpoint of a run, the best one, or the snapshots of a range of epochs."""
+    """Evaluate the newest checkpoint of a run, the best one, or those at the ends of a range of epochs."""
     import json
 
     from elasticrec.run import resolve_run
+    from elasticrec.training.evaluate_run import choose, evaluate_run, table_lines
     from elasticrec.training.report import worse_than_chance
-    from elasticrec.training.snapshots import choose, evaluate_run, table_lines
 
     found = resolve_run(run)
     results = []
-    for one in evaluate_run(
-        found, choose(found, epochs, best=best), data or [], lambda text: typer.echo(text, err=True)
-    ):
-        for label, metrics in one.metrics.items():
-            if warning := worse_than_chance(metrics):
-                typer.echo(f"{one.checkpoint.name} {label}: {warning}", err=True)
-        if as_json:
-            _say(json.dumps(one.to_dict()))
-        results.append(one)
+    chosen = choose(found, epochs, best=best)
+    with forward_logs(lambda text: typer.echo(text, err=True)):
+        for one in evaluate_run(found, chosen, data or []):
+            for label, metrics in one.metrics.items():
+                if warning := worse_than_chance(metrics):
+                    typer.echo(f"{one.checkpoint.name} {label}: {warning}", err=True)
+            if as_json:
+                _say(json.dumps(one.to_dict()))
+            results.append(one)
     if not as_json:
         for line in table_lines(results):
             typer.echo(line)
@@ -312,7 +314,7 @@ def serve(
     readers: Annotated[
         int | None,
         typer.Option(
-            "--readers", metavar="N", help="Number of processes that run a model's own reader: `serve.readers`."
+            "--readers", metavar="N", help="Number of processes that run a model's custom reader: `serve.readers`."
         ),
     ] = None,
     overrides: SetOption = None,
@@ -325,7 +327,9 @@ def serve(
     given = {"serve.port": port, "serve.readers": readers}
     changes = [*(overrides or []), *(f"{key}={value}" for key, value in given.items() if value is not None)]
     whole = default_job(changes) if job is None else load_job(job, changes)
-    serve_models(plan_models(models or [], whole, is_given=job is not None), whole, _say, wait=wait)
+    variants = plan_models(models or [], whole, is_given=job is not None)
+    with forward_logs(_say):
+        serve_models(variants, whole, wait=wait)
 
 
 @app.command()
@@ -357,7 +361,7 @@ def predict(
     error.
     """
     from elasticrec.predict import RemoteServer, open_scorer, scores_of, with_metrics
-    from elasticrec.progress import progress_line
+    from elasticrec.terminal import progress_line
 
     address = RemoteServer(server, name, token, timeout_s, ca)
     with open_scorer(checkpoint, model, address, best=best, run_reader=run_reader) as opened:
@@ -419,6 +423,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(f"this command needs `{error.name}`; install it: pip install 'elasticrec[{_EXTRAS[error.name]}]'")
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
+    finally:
+        end_logging()
 
 
 def _say(message: str) -> None:

@@ -52,7 +52,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Source:
+class ExplainSource:
     """A checkpoint, version or server with which samples are explained."""
 
     name: str
@@ -68,7 +68,7 @@ class Source:
     """The labels that are scored, if not all."""
 
 
-def explain(sample: bytes | RowAddress, source: Source) -> dict[str, Any]:
+def explain(sample: bytes | RowAddress, source: ExplainSource) -> dict[str, Any]:
     """Return everything between a sample and its scores, ready for JSON."""
     batch, predict = source.read(sample)
     if batch.num_samples != 1:
@@ -232,7 +232,7 @@ def explain_served(client: Client, text: str) -> dict[str, Any]:
     weights = answer["rows"]
     scores = np.array([list(answer["scores"].values())], np.float32)
     variant = f", variant {answer['variant']}" if "variant" in answer else ""
-    source = Source(
+    source = ExplainSource(
         f"{answer['model']} version {answer['version']}{variant} at {client.where}",
         features,
         lambda _: [None if row is None else Row(row) for row in weights],
@@ -253,7 +253,7 @@ class _ServedSample:
     num_samples: int = 1
 
 
-def open_source(checkpoint: str | None, model: str | None, *, best: bool = False) -> Source:
+def open_source(checkpoint: str | None, model: str | None, *, best: bool = False) -> ExplainSource:
     """Open either a run's checkpoint or a published model."""
     if (checkpoint is None) == (model is None):
         raise ConfigError("explain: expected one of --checkpoint, --model and --server")
@@ -265,7 +265,7 @@ def open_source(checkpoint: str | None, model: str | None, *, best: bool = False
     return _version_source(model)
 
 
-def _checkpoint_source(run: str, best: bool) -> Source:
+def _checkpoint_source(run: str, best: bool) -> ExplainSource:
     # Import here: only a checkpoint needs torch.
     from elasticrec.run import resolve_run
     from elasticrec.training.predict import load_checkpoint
@@ -285,10 +285,10 @@ def _checkpoint_source(run: str, best: bool) -> Source:
         batch = loaded.parse(sample) if isinstance(sample, bytes) else loaded.read_row(*sample)
         return batch, lambda: loaded.scores(batch)
 
-    return Source(str(loaded.checkpoint.path), loaded.job.features(), rows, table.width, read, pull)
+    return ExplainSource(str(loaded.checkpoint.path), loaded.job.features(), rows, table.width, read, pull)
 
 
-def _version_source(model: str) -> Source:
+def _version_source(model: str) -> ExplainSource:
     fetched = find_chain(model)
     path, manifest = fetched.directory, fetched.version.manifest
     view = open_rows(fetched)
@@ -307,4 +307,4 @@ def _version_source(model: str) -> Source:
             raise SampleError(f"{path}: {what}; use --checkpoint RUN instead of --model")
         return parser.parse(sample, labels=False), lambda: predictor.predict(sample)
 
-    return Source(str(path), manifest["features"], rows, width, read, labels=manifest["graph"].get("labels"))
+    return ExplainSource(str(path), manifest["features"], rows, width, read, labels=manifest["graph"].get("labels"))

@@ -23,5 +23,5 @@ def fail_point(name: str) -> None:
             path.unlink()
         except (FileNotFoundError, ValueError):
             continue
-        print(f"dies at the fail point {name}", file=sys.stderr, flush=True)
+        print(f"killed at fail point {name}", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)

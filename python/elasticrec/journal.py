@@ -40,10 +40,11 @@ class Journal:
 
     @classmethod
     def open(cls, directory: Path, after_term: int = 0) -> "Journal":
-        """Lock the run and take a new term above `after_term`; refuse if another coordinator has the run."""
+        """Lock the run and take a new term above `after_term`; refuse if another coordinator holds the lock."""
         directory.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(hold(directory / "lock", f"{directory.parent}: another coordinator has this run"))
+            refusal = f"{directory.parent}: another coordinator holds the lock of this run"
+            stack.enter_context(hold(directory / "lock", refusal))
             path = directory / _NAME
             entries, good_bytes = _read(path)
             term = _take_term(directory, 1 + max((after_term, *(entry["term"] for entry in entries))))
@@ -70,7 +71,7 @@ class Journal:
         try:
             os.fsync(self._descriptor)
         except OSError as error:
-            # Which bytes are on the disk is unknown: only a restart, which reads the file again, can tell.
+            # It is unknown which bytes are on the disk, until a restart reads the file again.
             self._failure = f"{self.path}: cannot be synced to the disk: {error.strerror}"
             raise UnavailableError(self._failure) from None
         self._size += len(lines)

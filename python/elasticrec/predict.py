@@ -34,7 +34,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Source:
+class ScoreSource:
     """A checkpoint, a published model or a server that scores lines."""
 
     predict: Callable[[bytes], Scores]
@@ -48,18 +48,18 @@ class Source:
     """Reads the labels of the same lines, if possible."""
 
 
-def source_of(model: "CheckpointModel", *, labels: bool = False) -> Source:
+def source_of(model: "CheckpointModel", *, labels: bool = False) -> ScoreSource:
     """Return a source that scores with a checkpoint; `labels` makes it read labels too."""
     if model.job.data.format == "parquet":
-        return Source(model.predict, model.predict_file)
+        return ScoreSource(model.predict, model.predict_file)
     if not labels:
-        return Source(model.predict)
+        return ScoreSource(model.predict)
     names = model.job.data.labels
     parse = line_parser(model.job, model.parser, labels=True)
-    return Source(model.predict, labels=LabelReader(parse, range(len(names)), names))
+    return ScoreSource(model.predict, labels=LabelReader(parse, range(len(names)), names))
 
 
-def with_metrics(source: Source) -> tuple[Source, ScoreMetrics | None]:
+def with_metrics(source: ScoreSource) -> tuple[ScoreSource, ScoreMetrics | None]:
     """Return the source and the metrics of its scores, which need lines with labels."""
     if source.labels is None:
         return source, None
@@ -73,7 +73,7 @@ def with_metrics(source: Source) -> tuple[Source, ScoreMetrics | None]:
     return replace(source, predict=predict), metrics
 
 
-def scores_of(source: Source, file: str) -> Iterator[Scores]:
+def scores_of(source: ScoreSource, file: str) -> Iterator[Scores]:
     """Yield the scores of a file, or of standard input (`-`), in chunks."""
     if source.predict_file is not None:
         if file == "-":
@@ -89,7 +89,7 @@ def scores_of(source: Source, file: str) -> Iterator[Scores]:
             yield from score_lines(lines, file, source)
 
 
-def score_lines(file: BinaryIO, name: str, source: Source) -> Iterator[Scores]:
+def score_lines(file: BinaryIO, name: str, source: ScoreSource) -> Iterator[Scores]:
     """Yield the scores of lines in chunks; errors name the number of a bad line."""
     yield from _score(_chunks_of_stream(file, name), name, source)
 
@@ -137,7 +137,7 @@ def _record_location(batch: _core.RecordBatch, start: int, index: int) -> str:
     return batch.location_of(start + index)
 
 
-def _score(chunks: Iterator[_Chunk], name: str, source: Source) -> Iterator[Scores]:
+def _score(chunks: Iterator[_Chunk], name: str, source: ScoreSource) -> Iterator[Scores]:
     header: bytes | None = None
     for chunk in chunks:
         lines = chunk.lines
@@ -196,7 +196,7 @@ class RemoteServer:
 @contextmanager
 def open_scorer(
     checkpoint: str | None, model: str | None, server: RemoteServer, *, best: bool = False, run_reader: bool = False
-) -> Iterator[Source]:
+) -> Iterator[ScoreSource]:
     """Open the source of scores: exactly one of a checkpoint, a published model and a server."""
     if sum(source is not None for source in (checkpoint, model, server.url)) != 1:
         raise ConfigError("predict: expected one of --checkpoint, --model and --server")
@@ -218,16 +218,18 @@ def open_scorer(
         with server.client() as client:
             metadata = client.metadata()
             can_skip = metadata.get("format") == "reader"
-            yield Source(client.predict_lines, is_remote=True, can_skip=can_skip, labels=_label_reader_of(metadata))
+            yield ScoreSource(
+                client.predict_lines, is_remote=True, can_skip=can_skip, labels=_label_reader_of(metadata)
+            )
 
 
-def _version_source(path: Path, manifest: dict[str, Any], *, run_reader: bool) -> Source:
+def _version_source(path: Path, manifest: dict[str, Any], *, run_reader: bool) -> ScoreSource:
     """Return a source that scores with a published version; a custom format needs the reader published with it."""
     features = manifest["features"]
     scored = manifest["graph"].get("labels") or features["labels"]
     predictor = _core.Predictor(str(path), str(library_path()))
     if features["format"] != "reader":
-        return Source(predictor.predict, labels=LabelReader.of_features(features, scored))
+        return ScoreSource(predictor.predict, labels=LabelReader.of_features(features, scored))
     source = reader_source(path)
     if source is None:
         raise ModelError(f"{path}: was published without the reader that these lines need; publish it again")
@@ -237,7 +239,7 @@ def _version_source(path: Path, manifest: dict[str, Any], *, run_reader: bool) -
         )
     reader, label_reader = source.line_reader(), source.line_reader(labels=True)
     columns = [features["labels"].index(name) for name in scored]
-    return Source(
+    return ScoreSource(
         lambda text: predictor.predict_parsed(encode_batch(reader.parse(text))),
         labels=LabelReader(label_reader.parse, columns, scored),
     )

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import urllib.request
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,9 @@ def test_the_wheel_serves_without_rust_and_torch(tmp_path: Path) -> None:
     subprocess.run(["make", "--silent", "wheel"], cwd=ROOT, check=True, timeout=1500)
     (wheel,) = (ROOT / "dist").glob("elasticrec-*.whl")
     assert "-cp311-abi3-" in wheel.name
+    with zipfile.ZipFile(wheel) as archive:
+        (extension,) = (file for file in archive.infolist() if file.filename.endswith(".so"))
+    assert extension.file_size < 20_000_000, "the extension is not stripped"
     venv.create(tmp_path / "env", with_pip=True)
     binaries = tmp_path / "env/bin"
     # No Rust on the path: the wheel must be complete.

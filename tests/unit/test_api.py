@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -96,6 +97,24 @@ def test_importing_the_package_does_not_change_the_process() -> None:
         "assert state() == before, (before, state())"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("first", "given", "expected"),
+    [("", None, "10000"), ("", "7", "7"), ("import torch", None, None)],
+    ids=["default", "set by the user", "torch is loaded"],
+)
+def test_training_limits_how_long_threads_spin(first: str, given: str | None, expected: str | None) -> None:
+    """OpenMP reads the variable when torch loads it, so it is set before."""
+    code = (
+        f"import os\n{first}\nimport elasticrec\n"
+        "run = elasticrec.train('job.yaml', lambda event: False, quiet=True)\n"
+        "print(os.environ.get('GOMP_SPINCOUNT'))"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "GOMP_SPINCOUNT"}
+    environment |= {} if given is None else {"GOMP_SPINCOUNT": given}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.split() == [str(expected)]
 
 
 def test_every_error_is_exported() -> None:
@@ -388,6 +407,36 @@ def test_the_client_of_a_server_has_the_token_of_the_job(monkeypatch: pytest.Mon
             assert client.predict([{"0": [5]}]).shape == (1, 1)
         with elasticrec.Client(server.url) as client, pytest.raises(elasticrec.ElasticRecError):
             client.predict([{"0": [5]}])
+
+
+def test_each_call_prints_its_own_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two servers and a training in one process, of which one server is quiet."""
+    job, printed = elasticrec.load_job("job.yaml", {"serve.poll_s": 0.05}), list[str]()
+    run = elasticrec.train(job, quiet=True)
+    run.publish()
+    with (
+        elasticrec.serve("models/small", job=job) as server,
+        elasticrec.serve("models/small", job=job, quiet=True) as quiet,
+    ):
+        run.publish()
+        with server.client() as client, quiet.client() as other:
+            wait_until(lambda: client.metadata()["version"] == other.metadata()["version"] == 2)
+
+        def has_switched() -> bool:
+            printed.append(capsys.readouterr().out)
+            return "switched" in "".join(printed)
+
+        wait_until(has_switched)
+        elasticrec.train(job, fresh=True)
+        trained = capsys.readouterr()
+    assert trained.out == "" and trained.err and not re.search("version|small: |stopping", trained.err)
+    lines = "".join([*printed, capsys.readouterr().out]).splitlines()
+    assert [re.sub(r"[0-9.]+ s$|\([0-9,]+ rows\)|:[0-9]+/", "_", line) for line in lines] == [
+        "loading models/small",
+        "serving small version 1 _ on http://127.0.0.1_v1/models/small:predict",
+        "small: switched to version 2 _, loaded in _",
+        "stopping: answering accepted requests",
+    ]
 
 
 def test_the_port_of_a_server_is_checked() -> None:

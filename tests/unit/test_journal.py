@@ -85,7 +85,7 @@ def test_a_second_process_is_refused(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None and process.stdout.readline() == "1\n"
-            with pytest.raises(ConfigError, match=rf"^{tmp_path}: another coordinator has this run$"):
+            with pytest.raises(ConfigError, match=rf"^{tmp_path}: another coordinator holds the lock of this run$"):
                 Journal.open(tmp_path / "coordinator")
             assert sorted(path.name for path in (tmp_path / "coordinator").glob("term-*")) == ["term-00000001"]
         finally:

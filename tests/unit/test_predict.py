@@ -13,7 +13,7 @@ import pytest
 
 from elasticrec.cli import main
 from elasticrec.errors import SampleError, UnavailableError
-from elasticrec.predict import Scores, Source, score_lines, scores_of, with_metrics
+from elasticrec.predict import Scores, ScoreSource, score_lines, scores_of, with_metrics
 from elasticrec.score_metrics import LabelReader, ScoreMetrics
 from support.certificates import write_certificates
 from support.scripted import CLOSE, HANG, counted, scripted
@@ -41,7 +41,7 @@ def score(text: bytes) -> Scores:
 def test_a_bad_line_has_its_number_in_the_file() -> None:
     text = b"ok\n" * 1500 + b"\n" + b"bad\n" + b"ok\n" * 10
     with pytest.raises(SampleError, match=r"^f\.txt:1502: not good$"):
-        list(score_lines(io.BytesIO(text), "f.txt", Source(score)))
+        list(score_lines(io.BytesIO(text), "f.txt", ScoreSource(score)))
 
 
 def test_long_lines_are_scored_in_smaller_chunks() -> None:
@@ -52,19 +52,19 @@ def test_long_lines_are_scored_in_smaller_chunks() -> None:
         return score(text)
 
     text = (b"x" * 50_000 + b"\n") * 100
-    assert sum(len(scores) for scores in score_lines(io.BytesIO(text), "f.txt", Source(counted))) == 100
+    assert sum(len(scores) for scores in score_lines(io.BytesIO(text), "f.txt", ScoreSource(counted))) == 100
     assert max(sizes) < 2 << 20
 
 
 def test_blank_lines_have_no_scores_and_missing_scores_are_an_error() -> None:
-    assert list(score_lines(io.BytesIO(b"\n \n"), "f.txt", Source(score))) == []
+    assert list(score_lines(io.BytesIO(b"\n \n"), "f.txt", ScoreSource(score))) == []
     with pytest.raises(UnavailableError, match="expected 3 scores, got 1"):
-        source = Source(lambda text: score(text)[:1], is_remote=True)
+        source = ScoreSource(lambda text: score(text)[:1], is_remote=True)
         list(score_lines(io.BytesIO(b"a\nb\nc\n"), "f.txt", source))
 
 
 def test_a_header_has_no_score() -> None:
-    source = Source(lambda text: score(text.replace(b"head\n", b"")), is_remote=True)
+    source = ScoreSource(lambda text: score(text.replace(b"head\n", b"")), is_remote=True)
     assert [len(scores) for scores in score_lines(io.BytesIO(b"head\na\nb\n"), "f.txt", source)] == [2]
 
 
@@ -73,22 +73,22 @@ def test_a_file_is_read_as_in_training(tmp_path: Path) -> None:
     lines = b"\xef\xbb\xbfone\r\n\ntwo\n" * 1 + b"three\n" * 3000
     for path, content in ((tmp_path / "a.txt", lines), (tmp_path / "a.txt.gz", gzip.compress(lines))):
         path.write_bytes(content)
-        scores = np.concatenate(list(scores_of(Source(score), str(path))))
+        scores = np.concatenate(list(scores_of(ScoreSource(score), str(path))))
         assert scores[:3, 0].tolist() == [3, 3, 5] and len(scores) == 3002
         path.write_bytes(gzip.compress(lines + b"bad\n") if path.suffix == ".gz" else lines + b"bad\n")
         with pytest.raises(SampleError, match=rf"{path.name}:3004: not good$"):
-            list(scores_of(Source(score), str(path)))
+            list(scores_of(ScoreSource(score), str(path)))
 
 
 def test_a_named_pipe_is_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes(b"one\nthree\n"))
     writer.start()
-    scores = np.concatenate(list(scores_of(Source(score), str(tmp_path / "pipe"))))
+    scores = np.concatenate(list(scores_of(ScoreSource(score), str(tmp_path / "pipe"))))
     writer.join()
     assert scores[:, 0].tolist() == [3, 5]
     with pytest.raises(FileNotFoundError):
-        list(scores_of(Source(score), str(tmp_path / "nothing")))
+        list(scores_of(ScoreSource(score), str(tmp_path / "nothing")))
 
 
 # Scores and labels
@@ -173,8 +173,8 @@ def test_formats_without_a_label_reader(format: str) -> None:
 
 def test_a_source_is_measured_on_the_lines_it_scores() -> None:
     reader = LabelReader.of_features(FEATURES, ["click"])
-    source, metrics = with_metrics(Source(lambda text: column(*(0.5 for _ in text.splitlines())), labels=reader))
-    assert metrics is not None and with_metrics(Source(score))[1] is None
+    source, metrics = with_metrics(ScoreSource(lambda text: column(*(0.5 for _ in text.splitlines())), labels=reader))
+    assert metrics is not None and with_metrics(ScoreSource(score))[1] is None
     text = b"1 1 5:0\n1 0 5:0\n" * 2000
     assert sum(len(scores) for scores in score_lines(io.BytesIO(text), "f.txt", source)) == 4000
     assert metrics.lines() == ["click: AUC 0.500000, log loss 0.693147, samples 4,000"]

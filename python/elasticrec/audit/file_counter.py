@@ -35,7 +35,7 @@ class OddRecords:
 
     def add(self, what: str) -> None:
         """Count a record."""
-        # Five kinds are enough for a report.
+        # The report lists at most five oddities.
         if what in self.counts or len(self.counts) < 5:
             self.counts[what] = self.counts.get(what, 0) + 1
 

@@ -47,8 +47,8 @@ class PassUnits:
             stat = os.stat(path)
             if (stat.st_size, stat.st_mtime_ns) != (size, modified_ns):
                 raise SampleError(
-                    f"{path}: changed since it was trained on: expected {size} bytes as of {modified_ns} ns, "
-                    f"got {stat.st_size} bytes as of {stat.st_mtime_ns} ns"
+                    f"{path}: changed since it was trained on: expected {size} bytes modified at {modified_ns} ns, "
+                    f"got {stat.st_size} bytes modified at {stat.st_mtime_ns} ns"
                 )
 
     def problems(self, first_id: int, expected: list[Path], format: str) -> list[str]:

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from elasticrec import _core
-from elasticrec.durable import write_synced
 from elasticrec.errors import UnavailableError
 from elasticrec.launch.local import reserve_port
 from elasticrec.manifest import FileEntry
 from elasticrec.repository.repository import Draft, Repository
-from elasticrec.repository.version import DENSE_FILE, GRAPH_FILE, Content, Version, part_name
+from elasticrec.repository.version import Content, Version, part_name
 
 MODEL = "bench"
 _TIMEOUT_S = 120.0
@@ -80,9 +79,7 @@ class RealStore:
             return self._commit(draft, FileEntry(*write(draft.directory / part_name(0))), rows, changed)
 
     def _commit(self, draft: Draft, part: FileEntry, rows: int, changed: int) -> Version:
-        files = {part_name(0): part, DENSE_FILE: FileEntry(*write_synced(draft.directory / DENSE_FILE, bytes(8)))}
-        if draft.parent is None:
-            files[GRAPH_FILE] = FileEntry(*write_synced(draft.directory / GRAPH_FILE, b"none"))
+        files = {part_name(0): part, **draft.write_network(bytes(8), b"none")}
         content = Content(
             run=MODEL,
             checkpoint="none",

@@ -1,11 +1,17 @@
-"""Processes of a measurement: their CPU time, free ports for them, and the scripts that they run."""
+"""Processes of a measurement: their CPU time, free ports and scripts for them, and single requests to them."""
 
 import contextlib
 import os
 import socket
+from collections.abc import Mapping
+from http import HTTPStatus
 from pathlib import Path
 
-from elasticrec.errors import ConfigError
+from elasticrec.errors import ConfigError, UnavailableError
+from elasticrec.net.http_client import HttpClient, HttpResponse
+from elasticrec.net.security import Security
+
+_TIMEOUT_S = 10.0
 
 
 def cpu_seconds(process_id: int) -> float:
@@ -28,3 +34,14 @@ def free_ports(count: int) -> list[int]:
         for probe in probes:
             probe.bind(("127.0.0.1", 0))
         return [int(probe.getsockname()[1]) for probe in probes]
+
+
+def request(
+    address: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+) -> HttpResponse:
+    """Send a GET request, or a POST request if there is a body, and return the response; raise if it is an error."""
+    with HttpClient(f"http://{address}", name=address, security=Security(), timeout_s=_TIMEOUT_S) as client:
+        response = client.request("GET" if body is None else "POST", path, body, headers)
+    if response.status != HTTPStatus.OK:
+        raise UnavailableError(f"{address}: {path}: {response.status} {response.reason}")
+    return response

@@ -7,13 +7,12 @@ import statistics
 import tempfile
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from elasticrec import _core
 from elasticrec.bench import serve_rivals
-from elasticrec.bench.processes import cpu_seconds, require_clone
+from elasticrec.bench.processes import cpu_seconds, request, require_clone
 from elasticrec.bench.serve_model import NAME, BenchModel, Requests, Sizes, grpc_requests, http_requests, make_model
 from elasticrec.bench.stages import mean_us, stages_of
 from elasticrec.errors import UnavailableError
@@ -260,8 +259,7 @@ def _offer_versions(server: ServerProcess, model: BenchModel, versions: list[int
 
 
 def _served_version(server: ServerProcess) -> int:
-    with urllib.request.urlopen(f"http://{server.address}/v1/models") as response:
-        return int(json.load(response)["models"][0]["version"])
+    return int(json.loads(request(server.address, "/v1/models").content)["models"][0]["version"])
 
 
 def describe(result: Result) -> list[str]:

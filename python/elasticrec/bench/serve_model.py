@@ -17,7 +17,6 @@ from elasticrec import _core
 from elasticrec.audit.part import partition_of
 from elasticrec.bench.parse import write_demo
 from elasticrec.config import Job, parse_job
-from elasticrec.durable import write_synced
 from elasticrec.manifest import FileEntry
 from elasticrec.publish.local import publish_run
 from elasticrec.repository.repository import Repository
@@ -63,9 +62,7 @@ class BenchModel:
         signs = self.signs.ravel() if parent is None else random.choice(self.signs.ravel(), changed, replace=False)
         graph, dense = ((self.path / name).read_bytes() for name in (GRAPH_FILE, DENSE_FILE))
         with repository.begin() if parent is None else repository.begin_delta(parent) as draft:
-            files = {DENSE_FILE: FileEntry(*write_synced(draft.directory / DENSE_FILE, dense))}
-            if parent is None:
-                files[GRAPH_FILE] = FileEntry(*write_synced(draft.directory / GRAPH_FILE, graph))
+            files = draft.write_network(dense, graph)
             path = draft.directory / part_name(0)
             files[part_name(0)] = FileEntry(*_write_rows(path, self.content, np.sort(signs), is_base=parent is None))
             more = {} if parent is None else {"changed": len(signs), "removed": 0}

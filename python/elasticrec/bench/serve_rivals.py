@@ -12,7 +12,6 @@ import statistics
 import subprocess
 import sys
 import time
-import urllib.request
 import venv
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ import numpy.typing as npt
 import torch
 
 from elasticrec import _core
-from elasticrec.bench.processes import free_ports, require_clone
+from elasticrec.bench.processes import free_ports, request, require_clone
 from elasticrec.bench.serve_model import (
     DENSE,
     NAME,
@@ -158,7 +157,7 @@ def export_model(model: BenchModel, directory: Path) -> None:
 
 
 def run(model: BenchModel, sizes: Sizes, say: Say) -> Result:
-    """Compare our server with each rival at its best, in requests of one instance per second, in turn."""
+    """Compare the request rate of our server with that of each rival at its best; a request has one instance."""
     require_clone(SCRIPTS)
     exported = Path("exported").absolute()
     export_model(model, exported)
@@ -221,12 +220,8 @@ class Target:
 
     def _ask(self, body: bytes) -> Scores:
         headers = {"Content-Type": self.requests.content_type, **self.requests.headers}
-        request = urllib.request.Request(f"http://{self.address}{self.requests.path}", body, headers)
-        try:
-            with urllib.request.urlopen(request, timeout=10) as response:
-                answer, about = response.read(), response.headers
-        except OSError as error:
-            raise UnavailableError(f"{self.requests.path}: {error}") from None
+        response = request(self.address, self.requests.path, body, headers)
+        answer, about = response.content, response.headers
         length = about.get("Inference-Header-Content-Length")
         if length is not None:
             return np.frombuffer(answer[int(length) :], np.float32)

@@ -1,7 +1,8 @@
 """The time of requests by stage, from the server's own histograms."""
 
 import re
-import urllib.request
+
+from elasticrec.bench.processes import request
 
 Stages = dict[str, tuple[float, float]]
 
@@ -10,8 +11,7 @@ _STAGE = re.compile(r'^elasticrec_serve_stage_seconds_(sum|count)\{.*stage="(\w+
 
 def stages_of(address: str) -> Stages:
     """Return (seconds, count) of each stage so far."""
-    with urllib.request.urlopen(f"http://{address}/metrics") as response:
-        text = response.read().decode()
+    text = request(address, "/metrics").content.decode()
     stages: dict[str, dict[str, float]] = {}
     for kind, stage, value in _STAGE.findall(text):
         stages.setdefault(stage, {})[kind] = float(value)

@@ -18,7 +18,7 @@ Result = dict[str, Any]
 
 FORMATS = ("text", "json")
 _CONTENT_TYPES = {"text": "text/plain", "json": "application/json"}
-# Lines are kept in memory; more than the CPU caches hold makes no difference.
+# Lines are kept in memory. More lines than fit into the CPU caches would not change the figures.
 _MAX_BYTES = 64 * 2**20
 _BATCH_SIZE = 4096
 _PROGRESS_LINES = 10

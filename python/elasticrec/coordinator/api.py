@@ -147,7 +147,7 @@ class CoordinatorServer:
             try:
                 self._coordinator.tick()
             except (UnavailableError, OSError) as error:
-                # A full disk may get space again; if another coordinator has the run, all requests get the error.
+                # A full disk may get space again; if another coordinator has taken over, all requests get the error.
                 self._problems.write(str(error))
 
     def stop(self) -> None:

@@ -194,7 +194,7 @@ class Checkpoints:
         if self._open is not None:
             if owners is None or dict(owners) != self._open.owners:
                 is_moved = owners is not None and owners.keys() != self._open.owners.keys()
-                why = "the partitions moved meanwhile" if is_moved else "a shard died meanwhile"
+                why = "the partitions moved" if is_moved else "a shard died"
                 self._lose_shard(self._open, body, why)
             elif now - self._open.since >= self.settings.timeout_s:
                 self._fail(f"not written within {self.settings.timeout_s:g} s")
@@ -268,9 +268,7 @@ class Checkpoints:
             self._fail(str(error))
             return
         names = ", ".join(str(index) for index in missing)
-        logger.warning(
-            "checkpoint %s: shard %s died meanwhile, using its part of %s", found.path.name, names, before.name
-        )
+        logger.warning("checkpoint %s: shard %s died, using its part of %s", found.path.name, names, before.name)
         self._commit(found, body, is_whole=False)
         self._is_wanted = True
 

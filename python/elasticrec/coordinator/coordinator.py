@@ -1,7 +1,6 @@
 """The coordinator's responses to requests."""
 
 from dataclasses import asdict
-from typing import cast
 
 from elasticrec.coordinator.members import Delay, Member
 from elasticrec.coordinator.state import RunState
@@ -221,7 +220,7 @@ class Coordinator(RunState):
                     "why": found.why,
                     "shards": self._shards(),
                 }
-            unit = cast(messages.UnitEntry, asdict(self.passes.unit(found.unit)))
+            unit = self.passes.unit(found.unit).entry()
             fail_point("lease")
             group = self.work.group_of(found.unit)
             return {
@@ -263,13 +262,13 @@ class Coordinator(RunState):
             return NoWork(f"scaling from {self.members.map.servers} to {self._move.servers} servers")
         if self.settings.group_size is not None:
             if self.members.must_reload:
-                return NoWork("all shards return to the last checkpoint")
+                return NoWork("all shards are returning to the last checkpoint")
             is_saving = self.checkpoints.is_due() or self.checkpoints.writing is not None
             if is_saving and self.work.is_between_groups():
-                return NoWork("a checkpoint is written between two groups of units")
+                return NoWork("a checkpoint is being written between two groups of units")
             is_writing = self.publishing is not None and self.publishing.is_writing
             if (is_writing or self._is_publish_due()) and self.work.is_between_groups():
-                return NoWork("a version is written between two groups of units")
+                return NoWork("a version is being written between two groups of units")
         if unheard := self.members.unheard():
             # A trainer may hold a unit, and a shard may lack one.
             return NoWork(f"{unheard[0].name} has not sent a heartbeat since the coordinator started")

@@ -1,9 +1,8 @@
 """The coordinator's metrics for Prometheus (docs/metrics.md)."""
 
 from collections import Counter
-from typing import Any
 
-from elasticrec.net.messages import CheckpointStatus, StatusResponse, UnitFigures
+from elasticrec.net.messages import CheckpointStatus, PublishStatus, StatusResponse, UnitFigures
 from elasticrec.net.metrics import Families
 
 
@@ -82,13 +81,13 @@ def _add_checkpoints(found: Families, checkpoint: CheckpointStatus) -> None:
     found.add("checkpoint_age_seconds", "Time since this coordinator's last checkpoint.", checkpoint["age_s"])
 
 
-def _add_publishes(found: Families, publish: dict[str, Any]) -> None:
+def _add_publishes(found: Families, publish: PublishStatus) -> None:
     found.add("version", "Newest published version.", publish["version"])
     found.add_by(
         "publishes_total",
         "Publishes of this coordinator.",
         "result",
-        {result: publish[result] for result in ("committed", "failed")},
+        {"committed": publish["committed"], "failed": publish["failed"]},
     )
     found.add("publish_seconds_total", "Time of committed publishes from start to commit.", publish["seconds"])
     found.add("publish_age_seconds", "Time since this coordinator's last publish.", publish["age_s"])

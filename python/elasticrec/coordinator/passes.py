@@ -10,6 +10,7 @@ from elasticrec.data.hours import HourPass, HourPlan, PlanCallbacks
 from elasticrec.data.units import Unit, UnitSplit, plan_units, read_units, write_units
 from elasticrec.errors import ModelError, SampleError
 from elasticrec.journal import Entry
+from elasticrec.net.messages import Boundary
 
 _PASSES_IN_MEMORY = 16
 
@@ -24,8 +25,8 @@ class Upkeep:
     nonclk_coeff: float = 0.1
     click_coeff: float = 1.0
 
-    def boundary(self, number: int, before_unit: int, now: int | None = None) -> dict[str, Any]:
-        """Return the boundary at the end of a pass as shards parse it (`crates/ps/src/shard.rs`).
+    def boundary(self, number: int, before_unit: int, now: int | None = None) -> Boundary:
+        """Return the boundary at the end of a pass.
 
         `now` is the data time; the default is the number of the epoch.
         """
@@ -49,7 +50,7 @@ class Pass:
     end_unit: int
     file: str
     sha256: str
-    boundary: dict[str, Any]
+    boundary: Boundary
     hour: dict[str, Any] | None = None
     """With `data.hours`: the `HourPass` of the units."""
 
@@ -128,7 +129,7 @@ class Passes:
         return self.begun[-1].end_unit if self.begun else 0
 
     @property
-    def boundaries(self) -> list[dict[str, Any]]:
+    def boundaries(self) -> list[Boundary]:
         """The ends of the passes that have begun, in order."""
         return [begun.boundary for begun in self.begun]
 

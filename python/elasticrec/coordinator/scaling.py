@@ -17,7 +17,7 @@ MAX_TRAINERS = 65536
 
 # Time for the units in flight to finish before the checkpoint is taken.
 _GRACE_S = 2.0
-# Give up the move after this many failed checkpoints: no unit is leased meanwhile.
+# Give up the move after this many failed checkpoints, because no unit is leased during a move.
 _MAX_FAILURES = 2
 
 

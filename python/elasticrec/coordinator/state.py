@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from elasticrec.config.train import METRICS
 from elasticrec.coordinator.checkpoint import last_term
 from elasticrec.coordinator.checkpoints import Checkpoints, Hooks
 from elasticrec.coordinator.meetings import Meetings
@@ -21,6 +22,7 @@ from elasticrec.coordinator.work import Work, WorkTiming
 from elasticrec.data.hours import PlanCallbacks
 from elasticrec.errors import ConfigError, ElasticRecError
 from elasticrec.journal import Journal
+from elasticrec.net.messages import StoreStatus
 from elasticrec.net.placement import ShardOwner
 from elasticrec.publish.servers.publishing import PublishHooks, Publishing
 from elasticrec.run import Run
@@ -59,7 +61,7 @@ class RunState:
         hooks = Hooks(clock, append, self._note)
         self.checkpoints = Checkpoints(run.checkpoints, settings.checkpoint, settings.num_partitions, self.term, hooks)
         self.publishing = self._start_publishing(clock)
-        self.store: Callable[[], dict[str, Any]] | None = None
+        self.store: Callable[[], StoreStatus] | None = None
         """Returns the state of the rollout to the online store, for the status."""
         # Ticket of the publish at the end of the pass, while the pass is complete.
         self._version_ticket: int | None = None
@@ -219,7 +221,7 @@ class RunState:
         figures = {} if shard is None else shard.figures
         found: list[dict[str, Any]] = []
         while figures.get(f"samples_{len(found)}"):
-            names = ("samples", "auc", "log_loss", "copc")
+            names = ("samples", *METRICS)
             found.append({name: figures.get(f"{name}_{len(found)}") for name in names})
         return found
 

@@ -1,4 +1,7 @@
-"""The HTTP API of a store process: status, notifications of new versions, Cube's `seek`, metrics."""
+"""The HTTP API of a store process: status, notifications of new versions, metrics, and Cube's `DictService.seek`.
+
+Cube is the dictionary service that docs/guide/migrate-serving.md describes.
+"""
 
 import base64
 import json
@@ -19,7 +22,7 @@ from elasticrec.net.server import check_token, error_body, error_handlers, read_
 MAX_KEYS = 1 << 16
 # A key takes up to 20 decimal digits, quotes, a comma and white space.
 MAX_BODY_BYTES = 32 * MAX_KEYS
-# Cube's status of a missing key: -1 as a u32.
+# The status of a missing key in Cube's `DictResponse`: -1 as a u32.
 NO_KEY = 2**32 - 1
 _MAX_KEY = 2**64 - 1
 

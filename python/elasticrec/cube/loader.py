@@ -179,7 +179,7 @@ class Loader:
 
     def _load(self, number: int) -> None:
         """Install the missing versions of a chain, its base first."""
-        fetched = fetch(self._repository, number, self._cache, logger.info, partitions=self._partitions)
+        fetched = fetch(self._repository, number, self._cache, partitions=self._partitions)
         loaded = set(self._server.versions())
         last = next((at for at in reversed(range(len(fetched.chain))) if fetched.chain[at].number in loaded), -1)
         links = fetched.chain[last + 1 :]

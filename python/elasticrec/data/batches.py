@@ -69,3 +69,13 @@ def line_parser(job: Job, parser: _core.Parser, *, labels: bool = False) -> Call
     if job.data.reader is not None:
         return LineReader(job.data.reader, job.reader_source(), parser, labels=labels).parse
     return lambda text: parser.parse(text, labels=labels)
+
+
+def refuse_bad_records(job: Job, records: int, bad: int, key: str) -> None:
+    """Raise an error if there are more bad records than the job allows."""
+    limit = job.data.max_bad_ratio
+    if bad > limit * records:
+        raise SampleError(
+            f"{job.source}: {key}: {bad:,} of {records:,} records are bad ({bad / records:.2%}), "
+            f"expected at most {limit:.2%} (data.max_bad_ratio)"
+        )

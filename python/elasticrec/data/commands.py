@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from elasticrec.options import MAX_SAMPLES, JobArgument, SetOption
-from elasticrec.progress import progress_line
+from elasticrec.terminal import progress_line
 
 data_app = typer.Typer(help="Generate, inspect, convert and split data.", rich_markup_mode=None)
 

@@ -5,6 +5,7 @@ Decisions are recorded as entries, plain dictionaries. Replaying them brings a n
 
 import contextlib
 import hashlib
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -16,6 +17,8 @@ from elasticrec.config.files import hour_files
 from elasticrec.config.hours import Hours, parse_hour, show_hour
 
 Entry = dict[str, Any]
+
+logger = logging.getLogger(__name__)
 
 # Number of newest trained hours whose files are checked for changes.
 _WATCHED = 48
@@ -50,7 +53,8 @@ class PlanCallbacks:
     """How a plan reads the clock, reports to the user and records decisions."""
 
     clock: Callable[[], float] = time.monotonic
-    say: Callable[[str], None] = print
+    note: Callable[[str], None] = logger.info
+    """Tells the user about an hour; a coordinator also shows it in its status."""
     write: Callable[[Entry], None] = lambda _: None
     """Records that an hour is skipped, before the plan acts on it."""
 
@@ -133,7 +137,7 @@ class HourPlan:
         text = f"waiting for hour {show_hour(self._next)}: {wanted}"
         if self.waiting != text:
             self.waiting = text
-            self._callbacks.say(text)
+            self._callbacks.note(text)
 
     def _next_in_order(self, now: float) -> HourPass | None:
         if self.is_over:
@@ -161,7 +165,7 @@ class HourPlan:
             # The hour that would have ended the day is missing.
             return HourPass(None, "day_end", self._open_day, True, "")
         if missing:
-            self._callbacks.say(
+            self._callbacks.note(
                 f"hour {missing[0]}{f' and {len(missing) - 1} more' if missing[1:] else ''} did not arrive "
                 f"within {self.hours.late_s:g} s: training hour {show_hour(hour)} first"
             )
@@ -173,7 +177,7 @@ class HourPlan:
         hours = self.hours
         for hour in [one for one in self._late if hours.is_done(self._root, one)]:
             if hours.late == "train":
-                self._callbacks.say(f"hour {show_hour(hour)} came late: training it now")
+                self._callbacks.note(f"hour {show_hour(hour)} came late: training it now")
                 return HourPass(show_hour(hour), "late", hours.day_of(hour), False, self._digest(hour))
             self._skip(hour, self._digest(hour), "came late and is skipped (data.hours.late)")
         for hour, known in list(self._digests.items()):
@@ -184,7 +188,7 @@ class HourPlan:
             if digest == known:
                 continue
             if hours.changed == "train":
-                self._callbacks.say(f"hour {show_hour(hour)} changed: training all of it again")
+                self._callbacks.note(f"hour {show_hour(hour)} changed: training all of it again")
                 return HourPass(show_hour(hour), "changed", hours.day_of(hour), False, digest)
             self._skip(hour, digest, "changed after its pass began; the change is skipped (data.hours.changed)")
         return None
@@ -193,7 +197,7 @@ class HourPlan:
         entry = {"skipped": show_hour(hour), "digest": digest, "why": "late" if hour in self._late else "changed"}
         self._callbacks.write(entry)
         self.replay(entry)
-        self._callbacks.say(f"hour {show_hour(hour)} {text}")
+        self._callbacks.note(f"hour {show_hour(hour)} {text}")
 
     def _digest(self, hour: datetime) -> str:
         """Return a digest of the names, sizes and modification times of an hour's files."""

@@ -21,7 +21,7 @@ from elasticrec.config.fields import show, show_names
 from elasticrec.data.units import Unit
 from elasticrec.errors import ConfigError, SampleError
 
-# Number of batches to make ahead of the trainer.
+# Number of batches to prepare ahead of the trainer.
 _AHEAD = 4
 
 # A number, or the beginning of a date.
@@ -97,7 +97,7 @@ def _first_row(file: pq.ParquetFile, group: int) -> int:
 
 
 class ParquetReader:
-    """An iterator over the batches of units, which a thread makes ahead."""
+    """An iterator over the batches of units, which a thread prepares in advance."""
 
     def __init__(
         self,

@@ -4,12 +4,15 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from elasticrec import _core
+from elasticrec.config import Job, fingerprint
 from elasticrec.durable import write_atomically
 from elasticrec.errors import ModelError, SampleError
+from elasticrec.net.messages import UnitEntry
 
 
 @dataclass(frozen=True)
@@ -23,10 +26,39 @@ class Unit:
     start: int
     end: int
     epoch: int
-    cut: str
+    split_digest: str
     """Digest of everything that decides how the unit is split into batches."""
     day: int | None = None
     """With `data.hours`: the day of the samples, counted from the first."""
+
+    @classmethod
+    def of(cls, entry: UnitEntry) -> Self:
+        """Return the unit of an entry."""
+        return cls(
+            id=entry["id"],
+            path=entry["path"],
+            size=entry["size"],
+            modified_ns=entry["modified_ns"],
+            start=entry["start"],
+            end=entry["end"],
+            epoch=entry["epoch"],
+            split_digest=entry["cut"],
+            day=entry.get("day"),
+        )
+
+    def entry(self) -> UnitEntry:
+        """Return the unit as files and messages contain it."""
+        return {
+            "id": self.id,
+            "path": self.path,
+            "size": self.size,
+            "modified_ns": self.modified_ns,
+            "start": self.start,
+            "end": self.end,
+            "epoch": self.epoch,
+            "cut": self.split_digest,
+            "day": self.day,
+        }
 
     @property
     def seen(self) -> int:
@@ -47,6 +79,11 @@ class UnitSplit:
     seed: int
     digest: str
     format: str = "slots"
+
+    @classmethod
+    def of(cls, job: Job) -> Self:
+        """Return the settings of a job; a change of any setting that decides about batches changes the digest."""
+        return cls(job.data.unit_bytes, job.data.shuffle, job.train.seed, fingerprint(job)[:16], job.data.format)
 
 
 def plan_units(
@@ -84,7 +121,7 @@ def is_compressed(path: Path) -> bool:
 def write_units(path: Path, units: Iterable[Unit]) -> None:
     """Write the units of an epoch to a file atomically."""
     path.parent.mkdir(exist_ok=True)
-    lines = b"".join(json.dumps(asdict(unit)).encode() + b"\n" for unit in units)
+    lines = b"".join(json.dumps(unit.entry()).encode() + b"\n" for unit in units)
     write_atomically(path, lines + _seal(lines))
 
 
@@ -93,7 +130,7 @@ def read_units(path: Path) -> list[Unit]:
     *lines, seal = path.read_bytes().splitlines(keepends=True) or [b""]
     if seal != _seal(b"".join(lines)):
         raise ModelError(f"{path}: the checksum in its last line differs, the file is damaged")
-    return [Unit(**json.loads(line)) for line in lines]
+    return [Unit.of(json.loads(line)) for line in lines]
 
 
 def _seal(lines: bytes) -> bytes:
@@ -115,6 +152,6 @@ def check_unchanged(units: Iterable[Unit]) -> None:
         stat = os.stat(path)
         if (stat.st_size, stat.st_mtime_ns) != (size, modified_ns):
             raise SampleError(
-                f"{path}: changed since its units were recorded: expected {size} bytes as of "
-                f"{modified_ns} ns, got {stat.st_size} bytes as of {stat.st_mtime_ns} ns"
+                f"{path}: changed since its units were recorded: expected {size} bytes modified "
+                f"at {modified_ns} ns, got {stat.st_size} bytes modified at {stat.st_mtime_ns} ns"
             )

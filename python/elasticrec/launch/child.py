@@ -18,9 +18,9 @@ class Child:
     is_leaving: bool = False
     """Whether the launcher asked the process to end."""
     down_since: float | None = None
-    """Time since which the coordinator has reported this shard as down."""
+    """Time at which the coordinator first reported this shard as down; None while it is up."""
     hung: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    """Processes that were replaced while they were alive, for example stopped: they are fenced when they wake up."""
+    """Replaced processes that may still be alive, for example suspended ones; they are fenced when they resume."""
 
     @property
     def name(self) -> str:

@@ -214,7 +214,7 @@ class LocalLauncher:
     def _count_end(self, child: Child, code: int) -> float:
         """Return how long a process lived; raise after too many short-lived processes in a row."""
         lived_s = time.monotonic() - child.started
-        # A process that fails on its own may fail late in a long start; a killed one counts only if it died at once.
+        # A failed start may take up to `_START_S`. A process that was killed counts only if it died at once.
         is_quick = lived_s < (_QUICK_S if code < 0 else _START_S)
         child.num_quick_deaths = child.num_quick_deaths + 1 if is_quick else 0
         if child.num_quick_deaths >= _MAX_QUICK_DEATHS:
@@ -245,7 +245,7 @@ class LocalLauncher:
                 logger.warning("%s does not respond: replacing it", child.name)
                 child.hung.append(child.process)
                 if child.role == "trainer":
-                    # When it wakes up, it would be one trainer too many.
+                    # If it resumed, the run would have one trainer too many.
                     child.process.terminate()
                 self._spawn(child)
 

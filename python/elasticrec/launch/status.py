@@ -10,7 +10,14 @@ from elasticrec.manifest import MANIFEST
 from elasticrec.net import environment
 from elasticrec.net.address import Address, read_address
 from elasticrec.net.coordinator import CoordinatorClient
-from elasticrec.net.messages import CheckpointStatus, ShardStatus, StatusResponse, TrainerStatus
+from elasticrec.net.messages import (
+    CheckpointStatus,
+    PublishStatus,
+    ShardStatus,
+    StatusResponse,
+    StoreStatus,
+    TrainerStatus,
+)
 from elasticrec.net.security import Security
 from elasticrec.run import Run
 
@@ -203,14 +210,14 @@ def _checkpoint_line(checkpoint: CheckpointStatus) -> str:
     if checkpoint["newest"] is None:
         text = "checkpoint: none yet"
     else:
-        age = "of an earlier coordinator" if checkpoint["age_s"] is None else f"{checkpoint['age_s']:.0f} s old"
+        age = "from an earlier coordinator" if checkpoint["age_s"] is None else f"{checkpoint['age_s']:.0f} s old"
         took = "" if checkpoint["last_s"] is None else f", took {checkpoint['last_s']:.1f} s"
         text = f"checkpoint: {checkpoint['newest']}, {age}{took}"
     writing = f", writing {checkpoint['writing']}" if checkpoint["writing"] else ""
     return f"{text}{writing}; {checkpoint['committed']} committed, {checkpoint['failed']} failed"
 
 
-def _publish_line(publish: dict[str, Any]) -> str:
+def _publish_line(publish: PublishStatus) -> str:
     if publish["version"] is None:
         text = "publish: no version yet"
     else:
@@ -227,7 +234,7 @@ def _publish_line(publish: dict[str, Any]) -> str:
     return f"{text}; the last publish failed: {publish['error']}" if publish["error"] else text
 
 
-def _store_lines(store: dict[str, Any]) -> list[str]:
+def _store_lines(store: StoreStatus) -> list[str]:
     lines = [f"store: {store['doing']}", *(f"  late: {replica}" for replica in store["late"])]
     if refused := store["refused"]:
         lines.append(f"  version {refused['version']} is not offered: {'; '.join(refused['why'])}")

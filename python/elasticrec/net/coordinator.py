@@ -3,9 +3,9 @@
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar, Unpack, cast
 from urllib.parse import urlsplit
 
 from elasticrec.errors import ConfigError, UnavailableError
@@ -64,55 +64,76 @@ class CoordinatorClient:
         self.sent_at = 0.0
         """Monotonic time at which the last answered request was sent: leases run from here."""
 
-    def register_shard(self, nonce: str, **more: Any) -> messages.ShardRegistration | messages.RegistrationDelay:
-        """Register a shard, with its `index`, the id of its `run` and the checkpoints that are `damaged`."""
-        return cast(
-            messages.ShardRegistration | messages.RegistrationDelay, self._register(role="ps", nonce=nonce, **more)
-        )
+    def register_shard(
+        self, nonce: str, *, index: int | None = None, run: str = "", damaged: Mapping[str, str] | None = None
+    ) -> messages.ShardRegistration | messages.RegistrationDelay:
+        """Register a shard; `damaged` are checkpoints that it could not load, with the reasons."""
+        answer = self._register("ps", nonce, index=index, run=run, damaged=dict(damaged or {}))
+        if answer.get("incarnation") is None:
+            return self._check(messages.RegistrationDelay, answer)
+        return self._check(messages.ShardRegistration, answer)
 
-    def register_trainer(self, nonce: str, **more: Any) -> messages.TrainerRegistration | messages.RegistrationDelay:
+    def register_trainer(
+        self, nonce: str, *, index: int | None = None, run: str = ""
+    ) -> messages.TrainerRegistration | messages.RegistrationDelay:
         """Register a trainer."""
-        return cast(
-            messages.TrainerRegistration | messages.RegistrationDelay,
-            self._register(role="trainer", nonce=nonce, **more),
-        )
+        answer = self._register("trainer", nonce, index=index, run=run)
+        if answer.get("incarnation") is None:
+            return self._check(messages.RegistrationDelay, answer)
+        return self._check(messages.TrainerRegistration, answer)
 
-    def _register(self, **body: Any) -> Any:
-        return self._post("register", protocol=messages.PROTOCOL, **body)
+    def _register(self, role: str, nonce: str, **body: Any) -> dict[str, Any]:
+        return self._post("register", protocol=messages.PROTOCOL, role=role, nonce=nonce, **body)
 
-    def shard_heartbeat(self, incarnation: int, sequence: int, **more: Any) -> messages.ShardHeartbeatResponse:
+    def shard_heartbeat(
+        self, incarnation: int, sequence: int, **report: Unpack[messages.ShardReport]
+    ) -> messages.ShardHeartbeatResponse:
         """Renew the lease of a shard and report its state."""
-        return cast(messages.ShardHeartbeatResponse, self._heartbeat(incarnation, sequence, **more))
+        # Heartbeats are the most frequent requests: their responses are not checked.
+        answer = self._post("heartbeat", incarnation=incarnation, sequence=sequence, **report)
+        return cast(messages.ShardHeartbeatResponse, answer)
 
-    def trainer_heartbeat(self, incarnation: int, sequence: int, **more: Any) -> messages.TrainerHeartbeatResponse:
+    def trainer_heartbeat(
+        self,
+        incarnation: int,
+        sequence: int,
+        *,
+        units: Sequence[int] = (),
+        meeting: int = 0,
+        figures: messages.Figures | None = None,
+    ) -> messages.TrainerHeartbeatResponse:
         """Renew the lease of a trainer and report its units."""
-        return cast(messages.TrainerHeartbeatResponse, self._heartbeat(incarnation, sequence, **more))
+        body = {"units": list(units), "meeting": meeting, "figures": figures or {}}
+        answer = self._post("heartbeat", incarnation=incarnation, sequence=sequence, **body)
+        return cast(messages.TrainerHeartbeatResponse, answer)
 
-    def leave(self, incarnation: int, sequence: int, **more: Any) -> None:
+    def leave(self, incarnation: int, sequence: int, *, figures: messages.Figures | None = None) -> None:
         """Report that the member has stopped, so that nothing waits for its lease to expire."""
-        self._heartbeat(incarnation, sequence, leaving=True, **more)
-
-    def _heartbeat(self, incarnation: int, sequence: int, **more: Any) -> Any:
-        return self._post("heartbeat", incarnation=incarnation, sequence=sequence, **more)
+        self._post("heartbeat", incarnation=incarnation, sequence=sequence, leaving=True, figures=figures or {})
 
     def lease(
         self, incarnation: int, holds: list[int], *, waiting: bool = False
     ) -> messages.UnitLease | messages.NoUnit:
         """Request a unit in addition to those in `holds`; `waiting`: the trainer waits for the rest of its group."""
         answer = self._post("lease", incarnation=incarnation, holds=holds, waiting=waiting)
-        return cast(messages.UnitLease | messages.NoUnit, answer)
+        if answer.get("unit") is None:
+            return self._check(messages.NoUnit, answer)
+        return self._check(messages.UnitLease, answer)
 
     def meet(self, incarnation: int, meeting: int) -> messages.MeetResponse:
         """Report that the trainer has reached a meeting; `go` says whether all have."""
-        return cast(messages.MeetResponse, self._post("meet", incarnation=incarnation, meeting=meeting))
+        answer = self._post("meet", incarnation=incarnation, meeting=meeting)
+        return self._check(messages.MeetResponse, answer)
 
     def report_done(self, incarnation: int, unit: int) -> messages.HeldResponse:
         """Report that all batches of a unit are pushed."""
-        return cast(messages.HeldResponse, self._post("done", incarnation=incarnation, unit=unit))
+        answer = self._post("done", incarnation=incarnation, unit=unit)
+        return self._check(messages.HeldResponse, answer)
 
     def give_back(self, incarnation: int, unit: int) -> messages.HeldResponse:
         """Return a unit that is not finished."""
-        return cast(messages.HeldResponse, self._post("give_back", incarnation=incarnation, unit=unit))
+        answer = self._post("give_back", incarnation=incarnation, unit=unit)
+        return self._check(messages.HeldResponse, answer)
 
     def report_missing(self, incarnation: int, unit: int, why: str) -> None:
         """Report that the data of a unit is gone."""
@@ -120,19 +141,25 @@ class CoordinatorClient:
 
     def checkpoint(self) -> messages.CheckpointResponse:
         """Request a checkpoint."""
-        return cast(messages.CheckpointResponse, self._post("checkpoint"))
+        return self._check(messages.CheckpointResponse, self._post("checkpoint"))
 
     def scale(self, *, servers: int | None = None, trainers: int | None = None) -> messages.ScaleResponse:
         """Request another number of servers or trainers."""
-        return cast(messages.ScaleResponse, self._post("scale", servers=servers, trainers=trainers))
+        return self._check(messages.ScaleResponse, self._post("scale", servers=servers, trainers=trainers))
 
     def status(self) -> messages.StatusResponse:
         """Return the state of the run."""
         answer = self._retry(lambda timeout_s: self._send("GET", "/v1/status", None, timeout_s))
-        return cast(messages.StatusResponse, answer)
+        return self._check(messages.StatusResponse, answer)
 
-    def _post(self, path: str, **body: Any) -> Any:
-        def attempt(timeout_s: float) -> Any:
+    def _check(self, kind: type[T], answer: dict[str, Any]) -> T:
+        try:
+            return messages.check_response(kind, answer)
+        except ConfigError as error:
+            raise ConfigError(f"{self._http.name}: {error}") from None
+
+    def _post(self, path: str, **body: Any) -> dict[str, Any]:
+        def attempt(timeout_s: float) -> dict[str, Any]:
             content = json.dumps({"term": self.term.value, **body}).encode()
             return self._send("POST", f"/v1/{path}", content, timeout_s)
 
@@ -157,7 +184,7 @@ class CoordinatorClient:
                     raise UnavailableError(f"{error} ({attempts} attempts in {self.deadline_s:g} s)") from None
                 time.sleep(pause_s)
 
-    def _send(self, method: str, path: str, body: bytes | None, timeout_s: float) -> Any:
+    def _send(self, method: str, path: str, body: bytes | None, timeout_s: float) -> dict[str, Any]:
         sent_at = time.monotonic()
         try:
             response = self._http.request(method, path, body, {"Content-Type": "application/json"}, timeout_s=timeout_s)

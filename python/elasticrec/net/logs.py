@@ -4,7 +4,9 @@ import contextlib
 import io
 import logging
 import re
+import threading
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from datetime import datetime
 from typing import TextIO
 
@@ -36,8 +38,7 @@ class _StderrHandler(_LineHandler):
 
 def log_to_stderr(*, stamped: bool) -> None:
     """Set up logging for a command: lines go to standard error, with a time stamp unless the stream adds one."""
-    for handler in [handler for handler in _root.handlers if isinstance(handler, _StderrHandler)]:
-        _root.removeHandler(handler)
+    end_logging()
     handler = _StderrHandler()
     if stamped:
         handler.setFormatter(_STAMPED_FORMAT)
@@ -45,17 +46,70 @@ def log_to_stderr(*, stamped: bool) -> None:
     _root.setLevel(logging.INFO)
 
 
+def end_logging() -> None:
+    """Undo `log_to_stderr`."""
+    for handler in [handler for handler in _root.handlers if isinstance(handler, _StderrHandler)]:
+        _root.removeHandler(handler)
+        _root.setLevel(logging.NOTSET)
+
+
+class _Forwarder(_LineHandler):
+    """Passes on the lines of one block of `forward_logs`, and those of threads that belong to no block."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if _block.get() in (None, self):
+            super().emit(record)
+
+
+class _Forwarders:
+    """The forwarders of all open blocks. While there are any, log lines do not reach the application's handlers."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: list[_Forwarder] = []
+        self._before = logging.NOTSET, True
+
+    def add(self, forwarder: _Forwarder) -> None:
+        """Install a forwarder."""
+        with self._lock:
+            if not self._open:
+                self._before = _root.level, _root.propagate
+                _root.setLevel(logging.INFO)
+                # A handler of the application that writes to the terminal would show each line a second time.
+                _root.propagate = False
+            self._open.append(forwarder)
+            _root.addHandler(forwarder)
+
+    def remove(self, forwarder: _Forwarder) -> None:
+        """Remove a forwarder; the last one restores the logger."""
+        with self._lock:
+            _root.removeHandler(forwarder)
+            self._open.remove(forwarder)
+            if not self._open:
+                _root.setLevel(self._before[0])
+                _root.propagate = self._before[1]
+
+
+_block: ContextVar[_Forwarder | None] = ContextVar("block", default=None)
+_forwarders = _Forwarders()
+
+
 @contextlib.contextmanager
 def forward_logs(write: Callable[[str], None]) -> Iterator[None]:
-    """Pass log lines to `write` inside the block, for example to the reporter that owns the terminal."""
-    handler, level = _LineHandler(write), _root.level
-    _root.addHandler(handler)
-    _root.setLevel(logging.INFO)
+    """Pass log lines to `write` inside the block, for example to the reporter that owns the terminal.
+
+    An inner block takes its lines from the outer one. A thread belongs to the block in which `copy_context().run`
+    was bound to it, so that the lines of two servers in one process do not mix.
+    """
+    forwarder, outer = _Forwarder(write), _block.get()
+    _forwarders.add(forwarder)
+    _block.set(forwarder)
     try:
         yield
     finally:
-        _root.removeHandler(handler)
-        _root.setLevel(level)
+        # Not `ContextVar.reset`: the block of a generator may end in another context, as in another notebook cell.
+        _block.set(outer)
+        _forwarders.remove(forwarder)
 
 
 class RepeatFilter:

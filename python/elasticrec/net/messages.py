@@ -1,9 +1,13 @@
 """Requests to the coordinator, validated, and its responses (docs/formats/coordinator.md)."""
 
+import functools
 import math
-from typing import Annotated, Any, Literal, NotRequired, TypedDict, TypeVar
+from typing import Annotated, Any, Literal, NotRequired, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+# With Python 3.11, pydantic refuses the `TypedDict` of `typing`.
+from typing_extensions import TypedDict
 
 from elasticrec.errors import ConfigError, UnavailableError
 
@@ -202,6 +206,41 @@ Figures = dict[str, Any]
 """Numbers and names that a member reports about itself; they depend on its role and its release."""
 
 
+class ShardReport(TypedDict, total=False):
+    """The state of a shard in a heartbeat; see `Heartbeat` for the fields."""
+
+    figures: Figures
+    address: str
+    state: Literal["loading", "serving"]
+    boundaries: int
+    skipped: int
+    status: dict[str, Any]
+    """The body of `Status`."""
+    snapshot: dict[str, Any] | None
+    """The body of `Snapshot`."""
+    publish: dict[str, Any] | None
+    """The body of `PublishPart`."""
+
+
+class Boundary(TypedDict):
+    """The end of a pass, as shards parse it (`crates/ps/src/shard.rs`)."""
+
+    before_unit: int
+    """First unit after the boundary."""
+    decay: float | None
+    """Factor of show and click; None for 1."""
+    decay_step: int
+    """Number of the pass."""
+    coefficients: list[float]
+    """Coefficients of an impression without a click and of a click in the score of a row."""
+    min_score: float | None
+    """Evict rows with a lower score."""
+    now: int
+    """Data time."""
+    max_age: int | None
+    """Evict rows that were not seen for longer, in data time."""
+
+
 class StopCommand(TypedDict):
     """End the process."""
 
@@ -213,7 +252,7 @@ class BoundariesCommand(TypedDict):
     """All boundaries so far."""
 
     command: Literal["boundaries"]
-    boundaries: list[dict[str, Any]]
+    boundaries: list[Boundary]
 
 
 class SkipCommand(TypedDict):
@@ -313,7 +352,7 @@ class ShardRegistration(Registration):
     """The state that a shard starts from."""
 
     partitions: list[int]
-    boundaries: list[dict[str, Any]]
+    boundaries: list[Boundary]
     skipped: list[int]
     checkpoint: CheckpointPaths | None
 
@@ -340,7 +379,7 @@ class TrainerHeartbeatResponse(ShardHeartbeatResponse):
 
 
 class UnitEntry(TypedDict):
-    """A unit, as in a line of `units/epoch-NNNNN.jsonl`."""
+    """A unit, as in a line of `units/epoch-NNNNN.jsonl`; `elasticrec.data.units.Unit` documents the fields."""
 
     id: int
     path: str
@@ -350,7 +389,8 @@ class UnitEntry(TypedDict):
     end: int
     epoch: int
     cut: str
-    day: int | None
+    """`split_digest` of the unit."""
+    day: NotRequired[int | None]
 
 
 class UnitLease(Response):
@@ -465,6 +505,52 @@ class CheckpointStatus(TypedDict):
     last_s: float | None
 
 
+class OpenPublishStatus(TypedDict):
+    """The publish in progress."""
+
+    publish: str
+    kind: str
+    parts: int
+    """Number of written parts."""
+
+
+class PublishStatus(TypedDict):
+    """Versions in the status: the last one of the run, and counts of this coordinator's publishes."""
+
+    version: int | None
+    deltas: int | None
+    offer: str | None
+    age_s: float | None
+    next_s: float | None
+    writing: OpenPublishStatus | None
+    committed: int
+    failed: int
+    seconds: float
+    last_s: float | None
+    kind: str | None
+    rows: int | None
+    changed: int | None
+    removed: int | None
+    whole: int | None
+    num_bytes: int | None
+    error: str | None
+
+
+class RefusedVersion(TypedDict):
+    """A version that the gate refused."""
+
+    version: int
+    why: list[str]
+
+
+class StoreStatus(TypedDict):
+    """The rollout to the online store in the status."""
+
+    doing: str
+    late: list[str]
+    refused: RefusedVersion | None
+
+
 class StatusResponse(Response):
     """The state of a run."""
 
@@ -484,8 +570,8 @@ class StatusResponse(Response):
     shards: list[ShardStatus]
     trainers: list[TrainerStatus]
     checkpoint: CheckpointStatus
-    publish: dict[str, Any] | None
-    store: dict[str, Any] | None
+    publish: PublishStatus | None
+    store: StoreStatus | None
 
 
 class ErrorResponse(TypedDict):
@@ -507,11 +593,12 @@ def plain_figures(figures: Figures) -> Figures:
 
 
 AnyRequest = TypeVar("AnyRequest", bound=BaseModel)
+AnyResponse = TypeVar("AnyResponse")
 
 
 def release_mismatch(protocol: int) -> str:
     """Return the error for a role of another release."""
-    return f"register: protocol: expected {PROTOCOL}, got {protocol}: the role is of another release"
+    return f"register: protocol: expected {PROTOCOL}, got {protocol}: the role runs another release"
 
 
 class _Protocol(BaseModel):
@@ -525,9 +612,27 @@ def parse(kind: type[AnyRequest], body: bytes) -> AnyRequest:
     except ValidationError as error:
         if kind is RegisterRequest:
             _check_release(body)
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "body"
-        raise ConfigError(f"{kind.__name__.removesuffix('Request').lower()}: {where}: {first['msg'].lower()}") from None
+        raise ConfigError(f"{kind.__name__.removesuffix('Request').lower()}: {_first_problem(error)}") from None
+
+
+def check_response(kind: type[AnyResponse], response: dict[str, Any]) -> AnyResponse:
+    """Check the fields of a response, and return it unchanged: it may have fields that this release does not know."""
+    try:
+        _adapter(cast(Any, kind)).validate_python(response)
+    except ValidationError as error:
+        raise ConfigError(f"{_first_problem(error)}: the coordinator runs another release") from None
+    return cast(AnyResponse, response)
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _first_problem(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"]) or "body"
+    return f"{where}: {first['msg'].lower()}"
 
 
 def _check_release(body: bytes) -> None:

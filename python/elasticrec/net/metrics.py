@@ -67,7 +67,7 @@ class MetricsServer:
         try:
             self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(render, token))
         except OSError as error:
-            raise ConfigError(f"metrics: 127.0.0.1:{port}: cannot listen there: {error.strerror}") from None
+            raise ConfigError(f"metrics: 127.0.0.1:{port}: cannot listen: {error.strerror}") from None
         self.url = f"http://127.0.0.1:{self._server.server_port}/metrics"
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
 

@@ -127,14 +127,14 @@ def bind(role: str, host: str, port: int) -> socket.socket:
         # asyncio disables Nagle's algorithm only on sockets that name the protocol. Small answers would wait 40 ms.
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     except OSError as error:
-        raise ConfigError(f"{role}: {address}: cannot listen there: {_reason(error)}") from None
+        raise ConfigError(f"{role}: {address}: cannot listen: {_reason(error)}") from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         listener.listen(1024)
     except OSError as error:
         listener.close()
-        raise ConfigError(f"{role}: {address}: cannot listen there: {_reason(error)}") from None
+        raise ConfigError(f"{role}: {address}: cannot listen: {_reason(error)}") from None
     return listener
 
 

@@ -15,7 +15,8 @@ import torch
 
 from elasticrec.config import Job
 from elasticrec.errors import ModelError
-from elasticrec.models import Shape
+from elasticrec.models import Model, Shape
+from elasticrec.publish.content import Network
 from elasticrec.repository.version import DENSE_FILE, OUTPUT
 from elasticrec.training.dense import FlatParameters, FlatTensor
 from elasticrec.training.network import Scorer, build_model
@@ -28,6 +29,15 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+), in ')
 def input_names(shape: Shape) -> list[str]:
     """Return the names of the graph's inputs; `dense` exists only if the data has dense values."""
     return ["pooled", "dense"] if shape.num_dense else ["pooled"]
+
+
+def describe_network(model: Model, tensors: list[FlatTensor]) -> Network:
+    """Describe a network for a manifest; `tensors` is the layout of its flat weights."""
+    return Network(
+        columns=[{"name": column.name, "width": column.width} for column in model.columns],
+        inputs=input_names(model.shape),
+        tensors=[tensor.to_dict() for tensor in tensors],
+    )
 
 
 def export_graph(scorer: Scorer, tensors: list[FlatTensor], columns: tuple[int, ...] | None = None) -> bytes:

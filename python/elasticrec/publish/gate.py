@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import math
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, Self, TypeGuard
 
 from elasticrec.config.publish import Gate
 from elasticrec.errors import ModelError
@@ -32,7 +32,15 @@ class GateCheck:
     gate: Gate
     repository: Repository
     current_rows: int | None
-    """Rows of the current version, or None if no current version can be read."""
+    """Rows of the current version, or None if there is none, or it was removed or is damaged."""
+
+    @classmethod
+    def against(cls, gate: Gate, repository: Repository, current: int | None) -> Self:
+        """Return the check of versions that would replace version `current`.
+
+        If the repository cannot be reached, the error is raised: a version whose check cannot be made does not pass.
+        """
+        return cls(gate, repository, _rows_of(repository, current))
 
     def refusals(self, version: Version, dense: bytes | None = None) -> list[str]:
         """Return the reasons why a version must not be offered, one line each; empty if it passes.
@@ -45,7 +53,7 @@ class GateCheck:
         return refusals(self.gate, candidate, self.current_rows)
 
 
-def rows_of(repository: Repository, number: int | None) -> int | None:
+def _rows_of(repository: Repository, number: int | None) -> int | None:
     """Return the number of rows of a version, or None if it was removed or is damaged."""
     with contextlib.suppress(ModelError, FileNotFoundError):
         return None if number is None else repository.version(number).rows

@@ -68,7 +68,7 @@ class LivePublisher:
 
     def _is_last_missing(self, trainer: Trainer) -> bool:
         try:
-            return self._versions.is_last_missing(_version_source(trainer), trainer.reporter.say)
+            return self._versions.is_last_missing(_version_source(trainer))
         except (ElasticRecError, OSError) as error:
             trainer.reporter.say(f"publish: the repository cannot be used: {error}")
             return False

@@ -5,16 +5,15 @@ from typing import Any
 
 from elasticrec.config import Job
 from elasticrec.config.publish import ROW_TYPES
-from elasticrec.durable import write_synced
 from elasticrec.errors import ConfigError
 from elasticrec.manifest import FileEntry
-from elasticrec.publish.content import NO_CHANGES, Changes, Network, Provenance, VersionTemplate, job_repository
-from elasticrec.publish.export import input_names
+from elasticrec.publish.content import NO_CHANGES, Changes, Provenance, VersionTemplate, job_repository
+from elasticrec.publish.export import describe_network
 from elasticrec.publish.graph import cached_graph
 from elasticrec.publish.offer import PublishResult, offer_version
 from elasticrec.repository.repository import Draft, Repository
 from elasticrec.repository.storage import join
-from elasticrec.repository.version import DENSE_FILE, GRAPH_FILE, READER_FILE, Content, Version, part_name
+from elasticrec.repository.version import Content, Version, part_name
 from elasticrec.run import Run
 from elasticrec.training.checkpoint import Progress, State
 from elasticrec.training.network import Scorer
@@ -84,12 +83,7 @@ def publish_base(repository: Repository, source: VersionSource, graph: bytes) ->
 
 def commit_version(draft: Draft, source: VersionSource, graph: bytes, rows: WrittenRows) -> Version:
     """Commit a version whose rows are written: add the network's files, then write the manifest."""
-    files = {CUBE_FILE: rows.file, DENSE_FILE: FileEntry(*write_synced(draft.directory / DENSE_FILE, source.dense))}
-    if draft.base is None:
-        files[GRAPH_FILE] = FileEntry(*write_synced(draft.directory / GRAPH_FILE, graph))
-    if (reader := source.job.reader_source()) is not None:
-        # Deltas contain the reader too: it is small, and may have changed since the base.
-        files[READER_FILE] = FileEntry(*write_synced(draft.directory / READER_FILE, reader))
+    files = {CUBE_FILE: rows.file, **draft.write_network(source.dense, graph, source.job.reader_source())}
     content = version_content(source, Changes(rows.changed, rows.removed))
     return draft.repository.commit(draft, content, files)
 
@@ -109,12 +103,7 @@ def offer_committed(repository: Repository, version: Version, source: VersionSou
 
 def version_content(source: VersionSource, changes: Changes = NO_CHANGES) -> Content:
     """Return the manifest's content, except for the version number and the files."""
-    model = source.scorer.model
-    network = Network(
-        columns=[{"name": column.name, "width": column.width} for column in model.columns],
-        inputs=input_names(model.shape),
-        tensors=[tensor.to_dict() for tensor in source.state.dense.tensors],
-    )
+    network = describe_network(source.scorer.model, source.state.dense.tensors)
     provenance = Provenance(
         run=source.run.name,
         checkpoint=source.checkpoint,

@@ -6,7 +6,7 @@ The first version of a process is a base, because a table loaded from a checkpoi
 since the last publish.
 """
 
-from collections.abc import Callable
+import logging
 from dataclasses import replace
 
 from elasticrec.errors import ModelError
@@ -23,6 +23,8 @@ from elasticrec.publish.local import (
 )
 from elasticrec.publish.offer import PublishResult
 from elasticrec.repository.repository import Draft, Repository
+
+logger = logging.getLogger(__name__)
 
 
 class LocalVersions:
@@ -49,7 +51,7 @@ class LocalVersions:
         fail_point("version-written")
         return offer_committed(self._repository, version, source), None if parent is None else rows
 
-    def is_last_missing(self, source: VersionSource, say: Callable[[str], None]) -> bool:
+    def is_last_missing(self, source: VersionSource) -> bool:
         """Return whether a finished run still has to write its last version.
 
         A last version that was committed but not offered is offered now. False if another run has published since.
@@ -65,7 +67,7 @@ class LocalVersions:
             return True
         if (self._repository.current() or 0) < version.number:
             published = offer_committed(self._repository, version, source)
-            say(f"{published.location}: {published.offer.summary}")
+            logger.info("%s: %s", published.location, published.offer.summary)
         return False
 
     def _begin(self) -> tuple[Draft, PublishedVersion | None]:

@@ -1,12 +1,11 @@
 """Decide after a commit whether the version goes live: gate, offer, then removal of old versions."""
 
-import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from elasticrec.config.publish import Publish
 from elasticrec.errors import ElasticRecError
-from elasticrec.publish.gate import GateCheck, rows_of
+from elasticrec.publish.gate import GateCheck
 from elasticrec.repository.collect import collect
 from elasticrec.repository.repository import STORE, Repository
 from elasticrec.repository.storage import join
@@ -64,7 +63,8 @@ def offer_version(
     With a store, configured by the job or recorded by `deliver`, the rollout offers the version once enough replicas
     have loaded it. Old versions are removed after a base only, because a delta makes no version obsolete.
     """
-    refusals = tuple(GateCheck(settings.gate, repository, _current_rows(repository)).refusals(version, dense))
+    gate_check = GateCheck.against(settings.gate, repository, repository.current())
+    refusals = tuple(gate_check.refusals(version, dense))
     is_offered, wait_reason = False, None
     if not refusals:
         if has_store:
@@ -95,11 +95,4 @@ def _offer(repository: Repository, number: int) -> str | None:
         if state is not None and state.version >= number:
             # A rollout that saw the commit may have offered this version already.
             return None if state.version == number else f"the newer version {state.version} is current"
-    return None
-
-
-def _current_rows(repository: Repository) -> int | None:
-    """Return the rows of the current version, or None if there is none or it cannot be read."""
-    with contextlib.suppress(ElasticRecError, OSError):
-        return rows_of(repository, repository.current())
     return None

@@ -1,7 +1,5 @@
 """Train in one process, publish versions, and roll them out if the job names an online store."""
 
-import threading
-from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TextIO
@@ -34,42 +32,27 @@ def with_rollout(job: Job, publisher: Hook) -> Iterator[Hook]:
 
 
 class _PublisherWithStore:
-    """Publishes and runs a rollout; messages of the rollout's thread are reported by the training thread."""
+    """Publishes, and runs a rollout until the stack is closed."""
 
     def __init__(self, job: Job, publisher: Hook, stack: ExitStack) -> None:
         self._job, self._publisher, self._stack = job, publisher, stack
-        self._messages: deque[str] = deque()
         self._rollout: Rollout | None = None
 
     def begin(self, trainer: Trainer) -> None:
         """Start the rollout after the model was exported successfully."""
         self._publisher.begin(trainer)
-        own = threading.get_ident()
-
-        def say(text: str) -> None:
-            self._messages.append(text)
-            if threading.get_ident() == own:
-                self._report(trainer)
-
-        self._rollout = self._stack.enter_context(background_rollout(self._job, say))
+        self._rollout = self._stack.enter_context(background_rollout(self._job))
 
     def between(self, trainer: Trainer) -> None:
-        """Report the rollout's messages, and publish if due."""
-        self._report(trainer)
+        """Publish if due."""
         self._publisher.between(trainer)
 
     def end_pass(self, trainer: Trainer) -> None:
         """Publish at the end of a pass."""
         self._publisher.end_pass(trainer)
-        self._report(trainer)
 
     def end(self, trainer: Trainer) -> None:
         """Publish remaining changes, and wait until the store has loaded them."""
         self._publisher.end(trainer)
         if self._rollout is not None:
             self._rollout.finish()
-        self._report(trainer)
-
-    def _report(self, trainer: Trainer) -> None:
-        while self._messages:
-            trainer.reporter.say(self._messages.popleft())

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from elasticrec.net.logs import forward_logs
+
 if TYPE_CHECKING:
     from elasticrec.repository.repository import Repository
 
@@ -199,7 +201,8 @@ def pack(
     if not is_pack(file.name):
         raise ConfigError(f"{file}: expected a name ending in .tar.gz")
     reference = open_model(model)
-    fetched = fetch(reference.repository, reference.version(), default_cache(), lambda text: typer.echo(text, err=True))
+    with forward_logs(lambda text: typer.echo(text, err=True)):
+        fetched = fetch(reference.repository, reference.version(), default_cache())
     num_bytes = write(fetched, file)
     typer.echo(f"packed {reference.repository.name}:{fetched.version.number} into {file}, {num_bytes:,} bytes")
 

@@ -7,9 +7,10 @@
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +27,7 @@ _LOCK = ".lock"
 # Space to leave free on the disk of the cache.
 _SPARE_BYTES = 16 << 20
 
-Say = Callable[[str], None]
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,6 @@ def fetch(
     repository: Repository,
     number: int,
     cache: Path,
-    say: Say = lambda _: None,
     *,
     partitions: range | None = None,
     rows: bool = True,
@@ -95,7 +95,7 @@ def fetch(
         _check_room(repository, number, [entry for files in missing.values() for entry in files.values()], cache)
         for version, files in missing.items():
             for name, entry in files.items():
-                blob = _download(repository, f"{version}/{name}", entry, cache, say)
+                blob = _download(repository, f"{version}/{name}", entry, cache)
                 _link(blob, model / version / name)
             if not (model / version / MANIFEST).is_file():
                 content = repository.storage.read(f"{version}/{MANIFEST}")
@@ -176,7 +176,7 @@ def _partial_path(cache: Path, sha256: str) -> Path:
     return cache / _BLOBS / f"{sha256}.part"
 
 
-def _download(repository: Repository, name: str, entry: FileEntry, cache: Path, say: Say) -> Path:
+def _download(repository: Repository, name: str, entry: FileEntry, cache: Path) -> Path:
     blob, part = cache / _BLOBS / entry.sha256, _partial_path(cache, entry.sha256)
     while not blob.is_file():
         with open(part, "a+b") as file:
@@ -188,7 +188,7 @@ def _download(repository: Repository, name: str, entry: FileEntry, cache: Path, 
             if resumed > entry.num_bytes:
                 resumed = 0
                 file.truncate(0)
-            say(f"fetching {join(repository.location, name)}, {entry.num_bytes - resumed:,} bytes")
+            logger.info(f"fetching {join(repository.location, name)}, {entry.num_bytes - resumed:,} bytes")
             digest = hashlib.sha256()
             file.seek(0)
             while chunk := file.read(1 << 20):

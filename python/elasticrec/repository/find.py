@@ -7,7 +7,7 @@ from typing import Any
 
 from elasticrec.errors import ModelError
 from elasticrec.manifest import MANIFEST
-from elasticrec.repository.fetch import FetchedVersion, Say, default_cache, fetch
+from elasticrec.repository.fetch import FetchedVersion, default_cache, fetch
 from elasticrec.repository.pack import is_pack, unpack, unpack_url
 from elasticrec.repository.repository import CURRENT, Repository
 from elasticrec.repository.storage import Storage, is_url
@@ -96,13 +96,13 @@ def _name_of(path: Path) -> str:
     return delta if number_of(delta) is not None else parts[-1]
 
 
-def find_version(model: str | Path, say: Say = lambda _: None) -> tuple[Path, dict[str, Any]]:
+def find_version(model: str | Path) -> tuple[Path, dict[str, Any]]:
     """Fetch the named or the current version. Return its local directory and its manifest."""
-    fetched = find_chain(model, say)
+    fetched = find_chain(model)
     return fetched.directory, fetched.version.manifest
 
 
-def find_chain(model: str | Path, say: Say = lambda _: None) -> FetchedVersion:
+def find_chain(model: str | Path) -> FetchedVersion:
     """Fetch the named or the current version with its chain."""
     text = str(model)
     path = Path(text)
@@ -114,7 +114,7 @@ def find_chain(model: str | Path, say: Say = lambda _: None) -> FetchedVersion:
             # A base may be a copy outside of a model.
             return FetchedVersion(model, [version])
     reference = open_model(text)
-    return fetch(reference.repository, reference.version(), default_cache(), say)
+    return fetch(reference.repository, reference.version(), default_cache())
 
 
 def missing_model_text(location: str) -> str:

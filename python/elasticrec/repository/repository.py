@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from elasticrec.durable import sync_directory
+from elasticrec.durable import sync_directory, write_synced
 from elasticrec.errors import ConfigError, ModelError
 from elasticrec.manifest import MANIFEST, FileEntry, encode_manifest
 from elasticrec.repository.lock import LEASE_S, STATE, WRITER, Check, hold_lock
 from elasticrec.repository.storage import Stat, Storage, join, open_storage
 from elasticrec.repository.version import (
     CUBE,
+    DENSE_FILE,
     GRAPH_FILE,
     KIND,
+    READER_FILE,
     Content,
     MissingVersionError,
     Version,
@@ -399,6 +401,18 @@ class Draft:
     def name(self) -> str:
         """Directory of the version, relative to the model."""
         return directory_of(self.number, self.base)
+
+    def write_network(self, dense: bytes, graph: bytes, reader: bytes | None = None) -> dict[str, FileEntry]:
+        """Write the files of the network and return them; a delta has its base's graph.
+
+        `reader` is the source of a custom reader. Deltas contain it too: it is small, and may differ from the base's.
+        """
+        contents = {DENSE_FILE: dense, GRAPH_FILE: graph if self.base is None else None, READER_FILE: reader}
+        return {
+            name: FileEntry(*write_synced(self.directory / name, content))
+            for name, content in contents.items()
+            if content is not None
+        }
 
     def clear_staging(self) -> None:
         """Remove the staging directory."""

@@ -21,7 +21,7 @@ SourceArgument = Annotated[
     ),
 ]
 TokenOption = Annotated[
-    str, typer.Option("--token", envvar=environment.TOKEN, help="Secret of the store.", show_default=False)
+    str, typer.Option("--token", envvar=environment.TOKEN, help="Access token of the store.", show_default=False)
 ]
 AddressOption = Annotated[
     list[str] | None,

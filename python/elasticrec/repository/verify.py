@@ -1,7 +1,7 @@
 """Verify versions: the chain, size and checksum of every file, finite values, and rows that this release can read."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -15,8 +15,8 @@ from elasticrec.repository.version import DENSE_FILE, Version
 _CHUNK_BYTES = 4 << 20
 
 
-def verify(repository: Repository, number: int, say: Callable[[str], None] = lambda _: None) -> list[str]:
-    """Return all problems of a version, one line each. `say` is called with each file."""
+def verify(repository: Repository, number: int) -> list[str]:
+    """Return all problems of a version, one line each."""
     try:
         chain = repository.chain(number)
     except (ModelError, FileNotFoundError) as error:
@@ -24,7 +24,6 @@ def verify(repository: Repository, number: int, say: Callable[[str], None] = lam
     problems = []
     for version in chain:
         for name, entry in version.files.items():
-            say(join(repository.location, version.name, name))
             if problem := check_file(repository.storage, f"{version.name}/{name}", entry):
                 problems.append(problem)
             elif name == DENSE_FILE:

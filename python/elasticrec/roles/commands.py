@@ -28,7 +28,7 @@ CoordinatorOption = Annotated[
     str, typer.Option("--coordinator", envvar=environment.COORDINATOR, help="Address of the coordinator.")
 ]
 TokenOption = Annotated[
-    str, typer.Option("--token", envvar=environment.TOKEN, help="Secret of the run.", show_default=False)
+    str, typer.Option("--token", envvar=environment.TOKEN, help="Access token of the run.", show_default=False)
 ]
 IndexOption = Annotated[
     int | None, typer.Option("--index", envvar=environment.INDEX, min=0, help="Index of this process within its role.")

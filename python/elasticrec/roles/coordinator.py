@@ -22,6 +22,7 @@ from elasticrec.coordinator.passes import PassPlan, Upkeep
 from elasticrec.coordinator.settings import Settings
 from elasticrec.data.header import check_headers
 from elasticrec.data.hours import HourPlan, PlanCallbacks
+from elasticrec.data.units import UnitSplit
 from elasticrec.errors import ElasticRecError
 from elasticrec.net.address import Address, remove_address, write_address
 from elasticrec.publish.rollout.background import background_rollout
@@ -30,7 +31,6 @@ from elasticrec.repository.storage import is_url
 from elasticrec.roles.start import WarmStart, has_start, read_start, write_start
 from elasticrec.run import Run
 from elasticrec.training.metrics import MetricSums
-from elasticrec.training.read import unit_split
 
 if TYPE_CHECKING:
     from elasticrec.training.dense import FlatParameters
@@ -92,7 +92,7 @@ def settings_of(job: Job, run: Run) -> Settings:
         trainers=job.train.trainers,
         plan=PassPlan(
             files=lambda _: files,
-            split=unit_split(job),
+            split=UnitSplit.of(job),
             num_passes=job.train.epochs,
             upkeep=Upkeep(
                 decay=sparse.decay.show_click,
@@ -149,7 +149,7 @@ def serve_coordinator(job: Job, run: Run, listen: ServerOptions, stop: threading
     try:
         with (
             CoordinatorServer(coordinator, listen, _repository_directory(job)) as server,
-            background_rollout(job, logger.info) as rollout,
+            background_rollout(job) as rollout,
         ):
             coordinator.store = None if rollout is None else rollout.describe
             # Write the address before the log line that announces it.

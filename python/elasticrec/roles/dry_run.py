@@ -4,8 +4,9 @@ Its throughput is the upper limit of a trainer: servers and the network take no 
 """
 
 import json
+import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -13,16 +14,16 @@ from typing import Any
 from elasticrec import _core
 from elasticrec.config import Job, match_files
 from elasticrec.data.batches import open_batches
-from elasticrec.data.units import plan_units
+from elasticrec.data.units import UnitSplit, plan_units
 from elasticrec.errors import ConfigError
-from elasticrec.net.logs import forward_logs
 from elasticrec.training.clock import StageClock
 from elasticrec.training.groups import UnitBatch
 from elasticrec.training.lanes import Lanes
-from elasticrec.training.read import unit_split
 from elasticrec.training.remote import RemoteNetwork, make_networks, network_figures
 from elasticrec.training.stop import stop_on_signals
 from elasticrec.training.strategies import find_strategy
+
+logger = logging.getLogger(__name__)
 
 
 class _NoServers:
@@ -35,13 +36,13 @@ class _NoServers:
         return False, False
 
 
-def run_dry(job: Job, say: Callable[[str], None]) -> None:
+def run_dry(job: Job) -> None:
     """Train once over the data with rows of zeros, and report the throughput; write nothing."""
     if job.train.mode != "ps":
         raise ConfigError(f"{job.source}: train.mode: expected `ps` for a dry run without servers, got `local`")
     clock = StageClock(find_strategy(job.train.strategy).num_lanes(job))
     networks = make_networks(job, clock)
-    units = plan_units(match_files(job, "train"), unit_split(job), 0, 0)
+    units = plan_units(match_files(job, "train"), UnitSplit.of(job), 0, 0)
     parser = _core.Parser(json.dumps(job.features()))
     stop_requests: list[bool] = []
 
@@ -58,14 +59,13 @@ def run_dry(job: Job, say: Callable[[str], None]) -> None:
                 return
             if clock.elapsed >= next_line:
                 next_line = clock.elapsed + job.train.print_every_s
-                say("{:>12,} samples, {:,.0f} samples/s".format(*rate()))
+                logger.info("{:>12,} samples, {:,.0f} samples/s".format(*rate()))
             yield UnitBatch(batch, is_last=False)
 
     steps = [partial(_learn, network) for network in networks]
     lanes = Lanes(_NoServers(), steps, lambda _: None, job.train.ps, clock)
     start = time.monotonic()
     with (
-        forward_logs(say),
         stop_on_signals(lambda: stop_requests.append(True)),
         closing(open_batches(job, parser, units, shuffle=False)) as reader,
     ):
@@ -73,7 +73,8 @@ def run_dry(job: Job, say: Callable[[str], None]) -> None:
     seconds = time.monotonic() - start
     shares = ", ".join(f"{name} {share:.0%}" for name, share in clock.shares().items() if share >= 0.01)
     samples, _ = rate()
-    say(f"dry run of one trainer: {samples:,} samples in {seconds:.1f} s, {samples / seconds:,.0f} samples/s; {shares}")
+    speed = f"{samples:,} samples in {seconds:.1f} s, {samples / seconds:,.0f} samples/s"
+    logger.info(f"dry run of one trainer: {speed}; {shares}")
 
 
 def _learn(network: RemoteNetwork, one: UnitBatch, _: Any) -> Any:

@@ -1,8 +1,10 @@
 """Reports of the passes of a training with servers: their metrics, and the evaluation of their parameters."""
 
 import json
+import logging
 import threading
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +23,8 @@ from elasticrec.training.loop import Trainer
 from elasticrec.training.metrics import Metrics, MetricSums
 from elasticrec.training.report import Reporter, describe
 from elasticrec.training.stop import StopTraining
+
+logger = logging.getLogger(__name__)
 
 
 def ended_passes(run: Run) -> list[Entry]:
@@ -105,7 +109,8 @@ class PassReports:
                     self._report_metrics(entry, label, "train", Metrics.from_dict(metrics))
         is_idle = self._evaluation is None or not self._evaluation.is_alive()
         if new and evaluate and self._job.data.eval and is_idle:
-            self._evaluation = threading.Thread(target=self._evaluate, args=(new[-1],), name="evaluate", daemon=True)
+            arguments = self._evaluate, new[-1]
+            self._evaluation = threading.Thread(target=copy_context().run, args=arguments, name="evaluate", daemon=True)
             self._evaluation.start()
 
     def _report_metrics(self, entry: Entry, label: str, what: str, metrics: Metrics) -> None:
@@ -126,8 +131,7 @@ class PassReports:
             return
         except (ElasticRecError, OSError) as error:
             # With short passes the checkpoint may already be removed; the next pass is evaluated.
-            text = f"pass {entry['number'] + 1}: not evaluated: {error}"
-            self._results.append(lambda: self._reporter.say(text))
+            logger.warning("pass %d: not evaluated: %s", entry["number"] + 1, error)
             return
 
         def report() -> None:

@@ -7,20 +7,21 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 from elasticrec import _core
-from elasticrec.config.train import ParameterServers
+from elasticrec.config.train import METRICS, ParameterServers
 from elasticrec.durable import write_synced
 from elasticrec.errors import ConfigError, ElasticRecError, UnavailableError
 from elasticrec.machine import resident_bytes
 from elasticrec.net.messages import (
+    Boundary,
     Command,
     FencedError,
     Figures,
     MovedError,
     PublishCommand,
     ShardRegistration,
+    ShardReport,
     SnapshotCommand,
     SurplusError,
 )
@@ -70,7 +71,7 @@ class ShardProcess:
         self._server: _core.PsServer | None = None
         self._snapshots, self._publishes = BackgroundWriter("snapshot"), BackgroundWriter("publish")
         self._watermark = 0
-        self._boundaries: list[dict[str, Any]] = []
+        self._boundaries: list[Boundary] = []
         self._skipped: list[int] = []
         self._sequence = 0
         self._registration: ShardRegistration | None = None
@@ -108,7 +109,7 @@ class ShardProcess:
             except MovedError as error:
                 logger.info("%s: %s", name, error)
             except _ReloadError:
-                logger.info("%s: returns to the last checkpoint with the other shards", name)
+                logger.info("%s: returning to the last checkpoint with the other shards", name)
             else:
                 return
             finally:
@@ -185,7 +186,7 @@ class ShardProcess:
             raise self._failure
         self._sequence += 1
         sent = _core.Moment()
-        body: dict[str, Any] = {"state": "loading", "figures": self._own_figures()}
+        report: ShardReport = {"state": "loading", "figures": self._own_figures()}
         if server is not None:
             if server.failure is not None:
                 raise ElasticRecError(server.failure)
@@ -193,7 +194,7 @@ class ShardProcess:
                 # The table limits the memory of its rows; copies for a snapshot come on top until they are written.
                 limit_bytes = self._base_bytes + _MAX_MEMORY_RATIO * self._memory_bytes
                 server.slow_down(_PUSH_DELAY_S if resident_bytes() > limit_bytes else 0.0)
-            body = {
+            report = {
                 "state": "serving",
                 "address": self._listening.announced_address(server.address),
                 "boundaries": len(self._boundaries),
@@ -204,7 +205,7 @@ class ShardProcess:
                 "figures": self._figures(server),
             }
         try:
-            answer = self._client.shard_heartbeat(registration["incarnation"], self._sequence, **body)
+            answer = self._client.shard_heartbeat(registration["incarnation"], self._sequence, **report)
         except FencedError:
             raise
         except UnavailableError as error:
@@ -249,8 +250,7 @@ class ShardProcess:
             for label, one in enumerate(MetricSums.of_flat(sums)):
                 result = one.result()
                 figures[f"samples_{label}"] = result.samples
-                figures |= {f"auc_{label}": result.auc or 0.0, f"log_loss_{label}": result.log_loss or 0.0}
-                figures[f"copc_{label}"] = result.copc or 0.0
+                figures |= {f"{name}_{label}": getattr(result, name) or 0.0 for name in METRICS}
         self._training_metrics = figures
         return figures
 

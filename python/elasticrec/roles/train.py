@@ -8,6 +8,7 @@ from typing import Any, TextIO, get_args
 from elasticrec import _core
 from elasticrec.config import Job
 from elasticrec.coordinator.scaling import ProcessTarget, wanted_of
+from elasticrec.data.batches import refuse_bad_records
 from elasticrec.data.header import with_names
 from elasticrec.errors import ElasticRecError
 from elasticrec.journal import read_entries
@@ -21,7 +22,6 @@ from elasticrec.run import Run
 from elasticrec.training.checkpoint import Progress
 from elasticrec.training.event import Callback, Event, EventKind
 from elasticrec.training.loop import Trainer, check_start
-from elasticrec.training.read import refuse_bad
 from elasticrec.training.report import Reporter, Summary
 from elasticrec.training.stop import stop_on_signals
 
@@ -115,7 +115,7 @@ def _report(job: Job, status: StatusResponse, reporter: Reporter, passes: PassRe
     text, record = _progress(status)
     reporter.progress(text, record)
     if record.get("records", 0) >= _MIN_RECORDS_FOR_RATIO:
-        refuse_bad(job, record["records"], record["bad_records"], "data.train")
+        refuse_bad_records(job, record["records"], record["bad_records"], "data.train")
 
 
 def _progress(status: StatusResponse) -> tuple[str, dict[str, Any]]:
@@ -149,7 +149,7 @@ def _collect(job: Job, run: Run, reporter: Reporter) -> Summary:
     checkpoint = newest_checkpoint(run)
     loaded = load_parts(trainer, checkpoint)
     passes = checkpoint.manifest["passes"]
-    refuse_bad(job, int(loaded.sums[-2]), int(loaded.sums[-1]), "data.train")
+    refuse_bad_records(job, int(loaded.sums[-2]), int(loaded.sums[-1]), "data.train")
     ended = ended_passes(run)
     progress = Progress(
         epoch=len(passes),

@@ -185,7 +185,7 @@ class TrainerProcess:
             self.shutdown.wait(_RETRY_S)
         except Shutdown:
             # Servers record the name of every push, so another trainer continues after the last one.
-            logger.info("%s: leaves the run, unit %d is given back", self._name, unit_id)
+            logger.info("%s: leaving the run, giving back unit %d", self._name, unit_id)
             self._give_back()
             raise
         finally:

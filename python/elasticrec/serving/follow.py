@@ -1,7 +1,7 @@
 """Follow the current version of a variant: poll the repository, fetch a new version, load it, switch to it."""
 
+import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +18,8 @@ from elasticrec.serving.readers import ReaderProcesses
 
 # Back-off after a failed load: the first pause and the longest one; it doubles in between.
 _RETRY_S, _LONGEST_RETRY_S = 0.5, 60.0
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -56,21 +58,20 @@ class Follower:
         server: Server,
         variant: Variant,
         cache: Path,
-        say: Callable[[str], None],
         store: _core.CubeClient | None = None,
         *,
         lost_as_zero: bool = False,
         readers: ReaderSettings = ReaderSettings(),
     ) -> None:
         self.variant, self.version, self.rows = variant, 0, 0
-        self._server, self._cache, self._say = server, cache, say
+        self._server, self._cache = server, cache
         self._store, self._lost_as_zero = store, lost_as_zero
         self._reader_settings = readers
         # Reader processes of the loaded version, if it has a custom reader.
         self._readers: ReaderProcesses | None = None
         self._failures, self._attempts, self._again_at = 0, 0, 0.0
         self._failed: int | None = None
-        self._problems = RepeatFilter(say)
+        self._problems = RepeatFilter(logger.warning)
 
     @property
     def is_fixed(self) -> bool:
@@ -104,7 +105,7 @@ class Follower:
             self._record_failure(offered, str(error))
             return
         took = time.monotonic() - started
-        self._say(f"{self.variant}: switched to version {self.version} ({self.rows:,} rows), loaded in {took:.2f} s")
+        logger.info(f"{self.variant}: switched to version {self.version} ({self.rows:,} rows), loaded in {took:.2f} s")
 
     def _no_version_error(self, repository: Repository) -> ElasticRecError:
         if repository.versions():
@@ -162,7 +163,7 @@ class Follower:
             return None
         if self._readers is not None and self._readers.source == source:
             return self._readers
-        return ReaderProcesses(source, settings.num, settings.timeout_ms, str(self.variant), self._say)
+        return ReaderProcesses(source, settings.num, settings.timeout_ms, str(self.variant))
 
     def close(self) -> None:
         """End the reader processes."""
@@ -171,7 +172,7 @@ class Follower:
 
     def _fetch(self, number: int) -> Path:
         assert self.variant.repository is not None
-        fetched = fetch(self.variant.repository, number, self._cache, self._say, rows=self._store is None)
+        fetched = fetch(self.variant.repository, number, self._cache, rows=self._store is None)
         return fetched.directory
 
     def _record_failure(self, offered: Path | int, reason: str) -> None:
@@ -182,7 +183,8 @@ class Follower:
         if isinstance(offered, int):
             self._server.note(self.variant.model, self.variant.name, offered, self._failures)
         if self._attempts == 1:
-            self._say(f"{self.variant}: version {offered} cannot be loaded, still serving {self.version}: {reason}")
+            text = f"{self.variant}: version {offered} cannot be loaded, still serving {self.version}: {reason}"
+            logger.warning(text)
 
     def _report_problem(self, problem: str) -> None:
         self._problems.write(f"{self.variant}: still serving version {self.version}: {problem}")

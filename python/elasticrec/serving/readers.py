@@ -1,5 +1,6 @@
 """Start, supervise and restart the processes that run a version's custom reader; the server talks to them directly."""
 
+import logging
 import pickle
 import signal
 import socket
@@ -7,8 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 
 from elasticrec import _core
 from elasticrec.errors import ModelError
@@ -24,16 +25,16 @@ _RETRY_S, _LONGEST_RETRY_S = 0.5, 30.0
 _POLL_S = 0.1
 _DRAIN_S = 60.0
 
-Say = Callable[[str], None]
+logger = logging.getLogger(__name__)
 
 
 class ReaderProcesses:
     """The processes of one custom reader."""
 
-    def __init__(self, source: ReaderSource, num: int, timeout_ms: int, name: str, say: Say) -> None:
+    def __init__(self, source: ReaderSource, num: int, timeout_ms: int, name: str) -> None:
         self.source = source
         self._core: _core.Readers | None = _core.Readers(timeout_ms=timeout_ms)
-        self._name, self._say = name, say
+        self._name = name
         self._lock = threading.Lock()
         self._lost: set[int] = set()
         self._ending, self._killing = threading.Event(), threading.Event()
@@ -87,7 +88,7 @@ class ReaderProcesses:
         with self._lock:
             is_new, self._last_problem = repeat or problem != self._last_problem, problem
         if is_new:
-            self._say(f"{self._name}: {problem}")
+            logger.warning("%s: %s", self._name, problem)
 
     @property
     def is_ending(self) -> bool:
@@ -111,7 +112,7 @@ class _Supervisor:
         self._process: subprocess.Popen[bytes] | None = None
         self._number: int | None = None
         self._started = 0.0
-        self.thread = threading.Thread(target=self._supervise, daemon=True)
+        self.thread = threading.Thread(target=copy_context().run, args=(self._supervise,), daemon=True)
 
     def start(self) -> None:
         """Start a process, wait for its reader and hand it to the server; raise an error if that fails."""
@@ -122,7 +123,7 @@ class _Supervisor:
                 command = [sys.executable, "-m", "elasticrec.serving.reader"]
                 self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=2)
             try:
-                self._greet(ours)
+                self._wait_until_ready(ours)
                 ours.settimeout(None)
                 self._number = self._owner.admit(ours)
             except BaseException:
@@ -130,7 +131,8 @@ class _Supervisor:
                 raise
         self._started = time.monotonic()
 
-    def _greet(self, link: socket.socket) -> None:
+    def _wait_until_ready(self, link: socket.socket) -> None:
+        """Send the source of the reader to the process, and wait until it has loaded it."""
         assert self._process is not None
         spec = self._owner.source.spec
         link.settimeout(_START_S)

@@ -1,10 +1,12 @@
 """Start the server, load its models and follow their new versions; requests are answered in Rust."""
 
 import contextlib
+import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import copy_context
 
 from elasticrec import _core
 from elasticrec.config import Job, Serve
@@ -25,8 +27,9 @@ _DRAIN_S = 10.0
 # Threads per core when rows come from the online store, because they mostly wait for it.
 _WAITING_THREADS = 4
 
-Say = Callable[[str], None]
 Models = Sequence[tuple[str, Sequence[tuple[str, float]]]]
+
+logger = logging.getLogger(__name__)
 
 
 def start_server(settings: Serve, models: Models) -> _core.Server:
@@ -50,21 +53,21 @@ def start_server(settings: Serve, models: Models) -> _core.Server:
     )
 
 
-def serve(variants: Sequence[Variant], job: Job, say: Say, *, wait: bool = False) -> None:
+def serve(variants: Sequence[Variant], job: Job, *, wait: bool = False) -> None:
     """Serve until SIGINT or SIGTERM, then answer the accepted requests and return.
 
     With `wait`, wait for a first version or a shard of the store that is missing.
     """
     stopping = threading.Event()
     on_stop_signal(stopping.set)
-    with run_server(variants, job, say, stopping, wait=wait) as server:
+    with run_server(variants, job, stopping, wait=wait) as server:
         while not stopping.is_set() and not server.wait(_TICK_S):
             pass
 
 
 @contextlib.contextmanager
 def run_server(
-    variants: Sequence[Variant], job: Job, say: Say, stopping: threading.Event, *, wait: bool = False
+    variants: Sequence[Variant], job: Job, stopping: threading.Event, *, wait: bool = False
 ) -> Iterator[_core.Server]:
     """Serve models and follow their new versions while the block runs; then answer the accepted requests.
 
@@ -76,22 +79,22 @@ def run_server(
         stack.callback(server.stop, 0.0)
         followers = []
         for variant in variants:
-            followers.append(_load_first_version(server, variant, job, say, stopping if wait else None))
+            followers.append(_load_first_version(server, variant, job, stopping if wait else None))
             stack.callback(followers[-1].close)
         if not stopping.is_set():
-            _announce(server, followers, job.serve, say)
+            _announce(server, followers, job.serve)
         for follower in followers:
             if not follower.is_fixed:
                 # A thread each: a repository that hangs must not delay the versions of other models.
-                arguments = (follower, job.serve.poll_s, stopping)
-                threading.Thread(target=_poll_versions, args=arguments, daemon=True).start()
+                arguments = (_poll_versions, follower, job.serve.poll_s, stopping)
+                threading.Thread(target=copy_context().run, args=arguments, daemon=True).start()
         try:
             yield server
         finally:
             stopping.set()
-            say("stopping: answering accepted requests")
+            logger.info("stopping: answering accepted requests")
             if not server.stop(_DRAIN_S):
-                say(f"stopped; some accepted requests took longer than {_DRAIN_S:.0f} s")
+                logger.warning("stopped; some accepted requests took longer than %.0f s", _DRAIN_S)
 
 
 def _variant_weights(variants: Sequence[Variant]) -> list[tuple[str, list[tuple[str, float]]]]:
@@ -101,22 +104,16 @@ def _variant_weights(variants: Sequence[Variant]) -> list[tuple[str, list[tuple[
     return list(models.items())
 
 
-def _load_first_version(
-    server: _core.Server,
-    variant: Variant,
-    job: Job,
-    say: Say,
-    waiting: threading.Event | None,
-) -> Follower:
+def _load_first_version(server: _core.Server, variant: Variant, job: Job, waiting: threading.Event | None) -> Follower:
     """Load the first version of a variant."""
-    settings, problems = job.serve, RepeatFilter(say)
+    settings, problems = job.serve, RepeatFilter(logger.warning)
     while True:
         try:
             store = _connect_store(variant, settings, job.cube)
             zeros = settings.on_lost_shard == "zeros"
             readers = ReaderSettings(settings.readers, settings.reader_timeout_ms)
-            follower = Follower(server, variant, default_cache(), say, store, lost_as_zero=zeros, readers=readers)
-            say(f"loading {variant.location}")
+            follower = Follower(server, variant, default_cache(), store, lost_as_zero=zeros, readers=readers)
+            logger.info("loading %s", variant.location)
             follower.begin()
             return follower
         except (ElasticRecError, OSError) as error:
@@ -147,13 +144,13 @@ def url_of(server: _core.Server, settings: Serve) -> str:
     return f"{'https' if settings.tls.cert else 'http'}://{server.address}"
 
 
-def _announce(server: _core.Server, followers: Sequence[Follower], settings: Serve, say: Say) -> None:
+def _announce(server: _core.Server, followers: Sequence[Follower], settings: Serve) -> None:
     url = url_of(server, settings)
     for follower in followers:
         name = follower.variant.model
         variant = f", variant {follower.variant.name}" if follower.variant.name else ""
         rows = f"{follower.rows:,} rows" + (" at the store" if follower.variant.addresses else "")
-        say(f"serving {name} version {follower.version} ({rows}{variant}) on {url}/v1/models/{name}:predict")
+        logger.info(f"serving {name} version {follower.version} ({rows}{variant}) on {url}/v1/models/{name}:predict")
 
 
 def _poll_versions(follower: Follower, poll_s: float, stopping: threading.Event) -> None:

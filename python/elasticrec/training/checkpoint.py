@@ -104,7 +104,7 @@ class Checkpoint:
         return [self.path / _TABLE]
 
     @property
-    def snapshot(self) -> int | None:
+    def end_of_epoch(self) -> int | None:
         """The epoch, counted from 0, at whose end it was saved, or None."""
         progress = self.progress
         return progress.epoch - 1 if progress.epoch and not progress.batches else None
@@ -341,7 +341,7 @@ def _drop_old(run: Run, job: Job) -> None:
         found = _readable(run)
         # Keep unreadable checkpoints: the user decides about them.
         kept |= set(paths) - {one.path for one in found}
-        kept |= {one.path for one in found if one.snapshot is not None and settings.keeps_epoch(one.snapshot)}
+        kept |= {one.path for one in found if one.end_of_epoch is not None and settings.keeps_epoch(one.end_of_epoch)}
         if settings.keep_best and (chosen := _best(found, job)):
             kept.add(chosen.path)
     for path in run.checkpoints.glob("step-*"):

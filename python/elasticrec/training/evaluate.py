@@ -1,5 +1,6 @@
 """Evaluate the network on data without training it."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -11,16 +12,17 @@ import torch
 
 from elasticrec import _core
 from elasticrec.config import Job
-from elasticrec.data.batches import open_batches
-from elasticrec.data.units import plan_units
+from elasticrec.data.batches import open_batches, refuse_bad_records
+from elasticrec.data.units import UnitSplit, plan_units
 from elasticrec.errors import ModelError
 from elasticrec.training.custom_metrics import CustomMetric
 from elasticrec.training.embedding import Embedding
 from elasticrec.training.metrics import Metrics, MetricSums
 from elasticrec.training.network import Scorer
-from elasticrec.training.read import refuse_bad, unit_split
 
 Scores = npt.NDArray[np.float32]
+
+logger = logging.getLogger(__name__)
 
 
 @torch.inference_mode()
@@ -74,13 +76,12 @@ class Evaluator:
     job: Job
     files: list[Path]
     own: list[CustomMetric]
-    say: Callable[[str], None]
     watch: Callable[[int], None] = field(default=lambda _: None)
     """Called after every batch with the number of records so far; may raise to stop."""
 
     def run(self, embedding: Embedding, scorer: Scorer, parser: _core.Parser) -> list[Metrics]:
         """Return the metrics of each label over all data, in file order."""
-        units = plan_units(self.files, replace(unit_split(self.job), shuffle=False), 0, 0)
+        units = plan_units(self.files, replace(UnitSplit.of(self.job), shuffle=False), 0, 0)
         reader = open_batches(self.job, parser, units, shuffle=False, held_out=True)
         records = bad = 0
 
@@ -90,11 +91,11 @@ class Evaluator:
                 records += batch.num_records
                 bad += batch.num_bad
                 for line in batch.bad:
-                    self.say(f"bad record: {line}")
+                    logger.warning("bad record: %s", line)
                 self.watch(records)
                 yield batch
 
         with closing(reader):
             metrics = evaluate(embedding, scorer, counted(), len(self.job.data.labels), self.own)
-        refuse_bad(self.job, records, bad, "data.eval")
+        refuse_bad_records(self.job, records, bad, "data.eval")
         return metrics

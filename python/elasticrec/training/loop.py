@@ -13,10 +13,11 @@ from elasticrec import _core
 from elasticrec.config import Job, match_files
 from elasticrec.config.fields import show
 from elasticrec.config.train import METRICS
-from elasticrec.data.batches import Batches, open_batches, prepare
+from elasticrec.data.batches import Batches, open_batches, prepare, refuse_bad_records
 from elasticrec.data.header import check_headers, with_names
 from elasticrec.data.units import Unit, read_units
 from elasticrec.errors import ConfigError, ModelError, SampleError
+from elasticrec.net.logs import forward_logs
 from elasticrec.run import Run
 from elasticrec.training import checkpoint as checkpoints
 from elasticrec.training.checkpoint import Progress, State
@@ -32,7 +33,6 @@ from elasticrec.training.loop_figures import LoopFigures, to_dicts
 from elasticrec.training.metrics import Metrics, MetricSums
 from elasticrec.training.network import Scorer, build_model, num_threads
 from elasticrec.training.passes import LocalPasses
-from elasticrec.training.read import refuse_bad
 from elasticrec.training.report import Reporter, Summary, worse_than_chance
 from elasticrec.training.schedule import Schedule
 from elasticrec.training.stop import StopTraining, stop_on_signals
@@ -52,12 +52,12 @@ class Trainer:
         self.run = run
         self.reporter = reporter
         self.parser = _core.Parser(json.dumps(job.features()))
-        self.passes = LocalPasses(job, run, reporter.say)
+        self.passes = LocalPasses(job, run)
         eval_files = match_files(job, "eval")
         check_headers(job, eval_files)
         prepare(job)
         own = load_metrics(job)
-        self.evaluator = Evaluator(job, eval_files, own, reporter.say, self._watch_evaluation)
+        self.evaluator = Evaluator(job, eval_files, own, self._watch_evaluation)
         self.model = build_model(job)
         self.scorer = Scorer(self.model, job.data.negative_rate)
         embedding = Embedding(job, self.model.columns)
@@ -329,7 +329,9 @@ class Trainer:
     def _check_best_metric(self) -> None:
         """Check `keep_best`; the names of custom metrics are known only after an evaluation."""
         name = self.job.train.checkpoint.keep_best
-        known = [*METRICS[:2], *(self.evaluation[0].own if self.evaluation else ())]
+        # COPC is best at 1, neither at its highest nor at its lowest value.
+        built_in = [name for name in METRICS if name != "copc"]
+        known = [*built_in, *(self.evaluation[0].own if self.evaluation else ())]
         if name not in known:
             names = ", ".join(f"`{one}`" for one in known)
             raise ConfigError(
@@ -356,7 +358,7 @@ class Trainer:
 
     def _check_bad_ratio(self, least: int) -> None:
         if self.progress.records >= least:
-            refuse_bad(self.job, self.progress.records, self.progress.bad_records, "data.train")
+            refuse_bad_records(self.job, self.progress.records, self.progress.bad_records, "data.train")
 
     def _emit(self, kind: str, values: dict[str, Any], text: str | None = None) -> None:
         """Write a record to the metrics file, print `text` if given, and call the callback."""
@@ -409,7 +411,7 @@ def train_job(
             Run.of(job).discard()
         run = Run.create(job)
         reporter = Reporter(run.metrics_path, job.train.print_every_s, stream)
-        with closing(reporter):
+        with closing(reporter), forward_logs(reporter.say):
             trainer = Trainer(job, run, reporter, callback)
             trainer.hook = hook or trainer.hook
             return _train(trainer)

@@ -72,8 +72,8 @@ class Scorer(nn.Module):
     """The exported module: from rows by cell and dense values to probabilities.
 
     If only a share r of the samples without a click was kept (`data.negative_rate`), logits refer to the sampled data
-    and probabilities to all data: with q learned, p / (1 - p) = r q / (1 - q) for the click. Any other label occurs
-    only with a click, and is scaled by the same factor as the click.
+    and probabilities to all data: a learned click probability q becomes p with p / (1 - p) = r q / (1 - q). Any other
+    label occurs only with a click, and is scaled by the same factor as the click.
     """
 
     def __init__(self, model: Model, negative_rate: float = 1.0) -> None:

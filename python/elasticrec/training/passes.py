@@ -1,5 +1,6 @@
 """The passes of a training in one process: epochs over the same files, or hours as they arrive."""
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,27 +10,28 @@ from typing import Any
 from elasticrec.config import Job, match_files
 from elasticrec.data.header import check_headers
 from elasticrec.data.hours import HourPass, HourPlan, PlanCallbacks
-from elasticrec.data.units import Unit, check_unchanged, is_lost, plan_units, read_units, write_units
+from elasticrec.data.units import Unit, UnitSplit, check_unchanged, is_lost, plan_units, read_units, write_units
 from elasticrec.errors import SampleError
 from elasticrec.run import Run
 from elasticrec.training.checkpoint import Progress
-from elasticrec.training.read import unit_split
 
 # Interval of checking for a stop request while waiting for an hour.
 _PAUSE_S = 0.1
+
+logger = logging.getLogger(__name__)
 
 
 class LocalPasses:
     """Decides which pass comes next, and plans its units."""
 
-    def __init__(self, job: Job, run: Run, say: Callable[[str], None]) -> None:
-        self._job, self._run, self._say = job, run, say
+    def __init__(self, job: Job, run: Run) -> None:
+        self._job, self._run = job, run
         self.files = [] if job.data.hours else match_files(job, "train")
         """Files of an epoch; empty with hours."""
         check_headers(job, self.files)
         self._skipped: list[dict[str, Any]] = []
         self._hour: HourPass | None = None
-        callbacks = PlanCallbacks(say=say, write=self._skipped.append)
+        callbacks = PlanCallbacks(write=self._skipped.append)
         self._plan = HourPlan(job.data.hours, Path(job.data.train[0]), callbacks) if job.data.hours else None
 
     @property
@@ -118,7 +120,7 @@ class LocalPasses:
         while True:
             files = self.files if self._plan is None or self._hour is None else self._plan.files(self._hour)
             try:
-                return plan_units(files, unit_split(self._job), progress.epoch, progress.unit, day)
+                return plan_units(files, UnitSplit.of(self._job), progress.epoch, progress.unit, day)
             except FileNotFoundError:
                 if self._plan is None or self._job.data.on_missing == "fail":
                     raise
@@ -151,7 +153,7 @@ class LocalPasses:
             missing.append({"unit": unit.id, "path": unit.path, "bytes": size, "batches": num_batches})
             if self._job.data.on_missing == "skip":
                 trained = f", of which {num_batches} batches were trained" if num_batches else ""
-                self._say(
+                logger.warning(
                     f"unit {unit.id} is lost, {size:,} bytes from {unit.start:,} on{trained} (data.on_missing): "
                     f"{unit.path}: removed or changed"
                 )

@@ -11,7 +11,7 @@ import torch
 from elasticrec import _core
 from elasticrec.config import Job
 from elasticrec.data.batches import line_parser
-from elasticrec.data.units import plan_units
+from elasticrec.data.units import UnitSplit, plan_units
 from elasticrec.errors import ModelError, SampleError
 from elasticrec.manifest import MANIFEST
 from elasticrec.run import Run
@@ -22,7 +22,6 @@ from elasticrec.training.embedding import Embedding
 from elasticrec.training.evaluate import Scores, logits_of
 from elasticrec.training.metrics import MetricSums
 from elasticrec.training.network import Scorer, build_model
-from elasticrec.training.read import unit_split
 
 
 @dataclass
@@ -50,7 +49,7 @@ class CheckpointModel:
         """Yield the probabilities of a Parquet file by batch; raise `SampleError` at a bad row."""
         from elasticrec.data.parquet import ParquetReader
 
-        units = plan_units([Path(path)], replace(unit_split(self.job), shuffle=False), 0, 0)
+        units = plan_units([Path(path)], replace(UnitSplit.of(self.job), shuffle=False), 0, 0)
         job = self.job.without_holdout()
         with closing(
             ParquetReader(job, self.parser, units, shuffle=False, skip=0, held_out=False, labels=False)

@@ -5,6 +5,7 @@ import io
 import json
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,7 +41,10 @@ class Summary:
 
 
 class Reporter:
-    """Prints progress and appends to the metrics file. On a terminal the progress line is overwritten."""
+    """Prints progress and appends to the metrics file. On a terminal the progress line is overwritten.
+
+    Any thread may print a line.
+    """
 
     def __init__(
         self,
@@ -57,6 +61,8 @@ class Reporter:
         self._listener = listener
         self._overwrites = self._stream.isatty()
         self._has_open_line = False
+        # A line of another thread must not land in a progress line; a signal handler may print during a line.
+        self._lock = threading.RLock()
         self._last = time.monotonic()
 
     def start(self) -> None:
@@ -70,22 +76,24 @@ class Reporter:
     def progress(self, text: str, record: dict[str, Any]) -> None:
         """Print a progress line and write its record."""
         self._last = time.monotonic()
-        if self._overwrites:
-            # Truncate the line: a wrapped line could not be overwritten.
-            self._stream.write(f"\r\x1b[2K{text[: shutil.get_terminal_size().columns - 1]}")
-            self._has_open_line = True
-        else:
-            self._stream.write(text + "\n")
-        self._stream.flush()
+        with self._lock:
+            if self._overwrites:
+                # Truncate the line: a wrapped line could not be overwritten.
+                self._stream.write(f"\r\x1b[2K{text[: shutil.get_terminal_size().columns - 1]}")
+                self._has_open_line = True
+            else:
+                self._stream.write(text + "\n")
+            self._stream.flush()
         self.record(record)
 
     def say(self, text: str) -> None:
         """Print a line that is not overwritten."""
-        if self._has_open_line:
-            self._stream.write("\n")
-            self._has_open_line = False
-        self._stream.write(text + "\n")
-        self._stream.flush()
+        with self._lock:
+            if self._has_open_line:
+                self._stream.write("\n")
+                self._has_open_line = False
+            self._stream.write(text + "\n")
+            self._stream.flush()
 
     def record(self, values: dict[str, Any]) -> None:
         """Append a record to the metrics file."""

@@ -67,6 +67,6 @@ class UnitStream:
 
     def _open(self, answer: UnitLease) -> _OpenUnit:
         """Start to read a leased unit."""
-        unit = Unit(**answer["unit"])
+        unit = Unit.of(answer["unit"])
         self._seen[unit.id] = unit.seen
         return _OpenUnit(unit, frozenset(answer["skip"]), self._source.begin(unit))

@@ -25,6 +25,7 @@ from elasticrec.run import Run
 from support.fake_roles import Clock, ask_twice, plan_of
 from support.store import free_port
 
+GO: dict[str, Any] = {"term": 1, "epoch": 1, "commands": [], "go": True}
 EMPTY = {"watermark": 0, "complete": [], "open": {}, "boundaries": 0}
 
 
@@ -188,9 +189,7 @@ def test_small_answers_do_not_wait_for_the_peer(tmp_path: Path) -> None:
 def test_a_port_in_use(tmp_path: Path) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(
-            ConfigError, match=rf"^coordinator: 127.0.0.1:{port}: cannot listen there: the port is in use$"
-        ):
+        with pytest.raises(ConfigError, match=rf"^coordinator: 127.0.0.1:{port}: cannot listen: the port is in use$"):
             with serving(tmp_path, port=port):
                 pass
 
@@ -229,6 +228,13 @@ def test_requests_wait_for_the_next_coordinator(tmp_path: Path) -> None:
 def answering(answer: Callable[[], bytes]) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            self._answer()
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self._answer()
+
+        def _answer(self) -> None:
             body = answer()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
@@ -251,16 +257,34 @@ def answering(answer: Callable[[], bytes]) -> Iterator[str]:
 
 def test_a_lower_term_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     terms = iter([5, 3, 4, 6])
-    with answering(lambda: json.dumps({"term": next(terms)}).encode()) as url:
+    with answering(lambda: json.dumps(GO | {"term": next(terms)}).encode()) as url:
         with client_of(url) as client, client_of(url, term=client.term) as other:
-            assert client.status()["term"] == 5
-            assert other.status()["term"] == 6, "the request is repeated until the term is high enough"
+            assert client.meet(1, 1)["term"] == 5
+            assert other.meet(1, 1)["term"] == 6, "the request is repeated until the term is high enough"
     with answering(lambda: b'{"term": 5}') as url:
         term = Term()
         assert term.accept(7) and not term.accept(6) and term.accept(7)
         with client_of(url, term=term, **ask_twice(monkeypatch)) as client:
             with pytest.raises(UnavailableError, match="an old coordinator: expected term 7 or later, got 5"):
                 client.status()
+
+
+def test_responses_are_checked() -> None:
+    """A response of another release is refused if it lacks a field; unknown fields are kept."""
+    with answering(lambda: json.dumps(GO | {"new": 1}).encode()) as url, client_of(url) as client:
+        assert client.meet(1, 1) == GO | {"new": 1}
+        with pytest.raises(
+            ConfigError,
+            match=r"^coordinator at 127.0.0.1:\d+: ticket: field required: the coordinator runs another release$",
+        ):
+            client.checkpoint()
+        with pytest.raises(ConfigError, match=r"unit: field required"):
+            client.lease(1, [])
+        with pytest.raises(ConfigError, match=r"incarnation: field required"):
+            client.register_shard("s")
+    with answering(lambda: json.dumps(GO | {"go": "perhaps"}).encode()) as url, client_of(url) as client:
+        with pytest.raises(ConfigError, match=r"go: input should be a valid boolean"):
+            client.meet(1, 1)
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"{}", b'{"term": "x"}', b"[" * 100_000])
@@ -276,8 +300,8 @@ def test_leases_start_when_the_request_is_sent() -> None:
     def answer() -> bytes:
         arrivals.append(time.monotonic())
         # The first answer is empty: the request is sent again, and the lease runs from the second one.
-        return b'{"term": 1}' if len(arrivals) > 1 else b""
+        return json.dumps(GO).encode() if len(arrivals) > 1 else b""
 
     with answering(answer) as url, client_of(url) as client:
-        client.status()
+        client.meet(1, 1)
         assert arrivals[0] < client.sent_at <= arrivals[1]

@@ -165,7 +165,7 @@ def test_a_lost_shard_without_an_older_part_fails_the_checkpoint(
     lose(setup)
     assert before in setup.names() and "ps-00000001-000002" not in setup.names()
     assert setup.checkpoints.num_failed == 1
-    assert caplog.messages[-1] == "checkpoint ps-00000001-000002 failed: a shard died meanwhile"
+    assert caplog.messages[-1] == "checkpoint ps-00000001-000002 failed: a shard died"
     setup.checkpoints.tick(OWNERS)
     assert setup.checkpoints.writing is not None, "retried at once, because no disk has failed"
 
@@ -173,7 +173,7 @@ def test_a_lost_shard_without_an_older_part_fails_the_checkpoint(
 def test_a_move_of_partitions_fails_the_checkpoint(setup: Setup, caplog: pytest.LogCaptureFixture) -> None:
     setup.begin()
     setup.checkpoints.tick({0: ShardOwner(77, range(0, 6))})
-    assert caplog.messages[-1].endswith(" failed: the partitions moved meanwhile")
+    assert caplog.messages[-1].endswith(" failed: the partitions moved")
 
 
 def test_with_groups_a_checkpoint_has_no_older_parts(setup: Setup) -> None:
@@ -200,7 +200,7 @@ def test_parts_that_are_written_stay_when_another_shard_dies(setup: Setup, caplo
     for kind in ("rows", "dense"):
         old, new = (setup.checkpoints.directory / name / f"shard-00001.{kind}" for name in (before, newest.name))
         assert old.read_bytes() == new.read_bytes()
-    assert caplog.messages[-1].endswith(f"shard 1 died meanwhile, using its part of {before}")
+    assert caplog.messages[-1].endswith(f"shard 1 died, using its part of {before}")
     assert not setup.checkpoints.is_committed(ticket), "a request for a later checkpoint still waits"
     setup.checkpoints.tick(OWNERS)
     assert setup.checkpoints.writing == "ps-00000001-000003"

@@ -131,7 +131,7 @@ def test_no_unit_is_leased_while_shards_return_to_a_checkpoint(make_cluster: Mak
     cluster.until(lambda coordinator: bool(coordinator.members.must_reload))
     trainer = ask(coordinator, "register", protocol=1, role="trainer", nonce="x")["incarnation"]
     lease = ask(coordinator, "lease", incarnation=trainer)
-    assert lease["unit"] is None and lease["why"] == "all shards return to the last checkpoint"
+    assert lease["unit"] is None and lease["why"] == "all shards are returning to the last checkpoint"
 
 
 def test_only_the_shard_that_died_is_restored(make_cluster: MakeCluster) -> None:
@@ -210,7 +210,7 @@ def test_a_second_coordinator_does_no_harm(make_cluster: MakeCluster) -> None:
     cluster = make_cluster()
     cluster.step()
     before = {path: path.read_bytes() for path in sorted(cluster.run.path.rglob("*")) if path.is_file()}
-    with pytest.raises(ConfigError, match="another coordinator has this run"):
+    with pytest.raises(ConfigError, match="another coordinator holds the lock of this run"):
         Coordinator(cluster.run, cluster.settings, clock=cluster.clock)
     assert {path: path.read_bytes() for path in sorted(cluster.run.path.rglob("*")) if path.is_file()} == before
     cluster.run_to_end()

@@ -133,7 +133,9 @@ def test_written_units_are_read_back(tmp_path: Path) -> None:
     path = tmp_path / "units" / "epoch-00003.jsonl"
     write_units(path, units)
     assert read_units(path) == units
-    assert {unit.cut for unit in units} == {"d1935"}
+    assert {unit.split_digest for unit in units} == {"d1935"}
+    keys = ["id", "path", "size", "modified_ns", "start", "end", "epoch", "cut", "day"]
+    assert list(json.loads(path.read_bytes().splitlines()[0])) == keys
     write_units(path, units[:1])
     assert read_units(path) == units[:1]
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]

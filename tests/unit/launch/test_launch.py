@@ -166,9 +166,7 @@ def test_the_metrics_of_a_role_need_the_token() -> None:
         assert get(server.url, "secret") == (200, "x 1\n")
         assert get(server.url, "secre") == (401, "missing or wrong token\n")
         assert get(server.url.replace("/metrics", "/"), "secret") == (404, "not found\n")
-        with pytest.raises(
-            ConfigError, match=f"metrics: 127.0.0.1:{port}: cannot listen there: Address already in use"
-        ):
+        with pytest.raises(ConfigError, match=f"metrics: 127.0.0.1:{port}: cannot listen: Address already in use"):
             MetricsServer(lambda: "", token="", port=port)
     finally:
         server.close()

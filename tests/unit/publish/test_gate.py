@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 
 from elasticrec.config.publish import Gate, Publish
+from elasticrec.errors import UnavailableError
 from elasticrec.publish.gate import Candidate, refusals
 from elasticrec.publish.offer import HELD_REASON, offer_version
 from elasticrec.publish.rollout.known_store import record_store
 from elasticrec.repository.repository import Repository
+from elasticrec.repository.version import Version
 from support.versions import write_version
 
 MEASURED: dict[str, Any] = {
@@ -142,3 +144,23 @@ def test_old_versions_that_cannot_be_removed_are_reported(tmp_path: Path, monkey
     assert result.is_offered
     assert result.collect_error is not None
     assert "PINS: expected" in result.collect_error
+
+
+def test_a_version_is_not_offered_if_the_current_one_cannot_be_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A repository that does not answer must not switch off the limit of lost rows."""
+    repository = Repository.open(tmp_path, "demo")
+    assert offer(repository, Publish(), rows=100).is_offered
+
+    def unavailable(number: int) -> Version:
+        raise UnavailableError(f"version {number}: did not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(repository, "version", unavailable)
+        with pytest.raises(UnavailableError, match="version 1: did not answer"):
+            offer(repository, Publish(), rows=10)
+    assert repository.current() == 1
+    # A current version that was removed has no rows to compare with.
+    repository.remove("1")
+    assert offer(repository, Publish(), rows=10).is_offered

@@ -52,29 +52,36 @@ def is_gone(pid: int) -> bool:
     return False
 
 
-class WatchedPool:
-    """A pool of reader processes, their ids and the messages of the pool."""
+class WatchedReaders:
+    """Reader processes, their ids and their log messages."""
 
-    def __init__(self, text: str, num: int = 1) -> None:
-        self.messages: list[str] = []
-        self.pool = ReaderProcesses(source(text), num, 1000, "demo", self.messages.append)
+    def __init__(self, caplog: pytest.LogCaptureFixture, text: str, num: int = 1) -> None:
+        self._caplog = caplog
+        self.processes = ReaderProcesses(source(text), num, 1000, "demo")
+
+    @property
+    def messages(self) -> list[str]:
+        return self._caplog.messages
 
     @property
     def pids(self) -> list[int]:
-        return [supervisor._process.pid for supervisor in self.pool._supervisors if supervisor._process is not None]
+        return [
+            supervisor._process.pid for supervisor in self.processes._supervisors if supervisor._process is not None
+        ]
 
 
 @pytest.fixture
-def watch() -> Iterator[Callable[..., WatchedPool]]:
-    made: list[WatchedPool] = []
+def watch(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[..., WatchedReaders]]:
+    caplog.set_level("INFO")
+    made: list[WatchedReaders] = []
 
-    def make(*arguments: Any) -> WatchedPool:
-        made.append(WatchedPool(*arguments))
+    def make(*arguments: Any) -> WatchedReaders:
+        made.append(WatchedReaders(caplog, *arguments))
         return made[-1]
 
     yield make
     for one in made:
-        one.pool.close()
+        one.processes.close()
 
 
 @pytest.mark.parametrize(
@@ -91,25 +98,25 @@ def watch() -> Iterator[Callable[..., WatchedPool]]:
 )
 def test_a_reader_that_cannot_be_created_is_reported_in_one_line(text: str, message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        ReaderProcesses(source(text), 2, 1000, "demo", print)
+        ReaderProcesses(source(text), 2, 1000, "demo")
 
 
 def test_starting_a_reader_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "_START_S", 0.5)
     with pytest.raises(ModelError, match=r"^reader.py:Mine: the reader was not ready within 0 s$"):
-        ReaderProcesses(source("import time; time.sleep(3600)"), 1, 1000, "demo", print)
+        ReaderProcesses(source("import time; time.sleep(3600)"), 1, 1000, "demo")
 
 
-def test_a_dead_reader_process_is_restarted(watch: Callable[..., WatchedPool]) -> None:
+def test_a_dead_reader_process_is_restarted(watch: Callable[..., WatchedReaders]) -> None:
     one = watch(GOOD, 2)
     (killed, other) = one.pids
     os.kill(killed, signal.SIGKILL)
-    wait_until(lambda: one.pids[0] != killed and one.pool._supervisors[0]._number == 2)
+    wait_until(lambda: one.pids[0] != killed and one.processes._supervisors[0]._number == 2)
     assert one.pids[1] == other
     assert one.messages == ["demo: a reader process ended (signal 9, SIGKILL), restarting it"]
 
 
-def test_readers_that_keep_dying_are_restarted_with_back_off(watch: Callable[..., WatchedPool]) -> None:
+def test_readers_that_keep_dying_are_restarted_with_back_off(watch: Callable[..., WatchedReaders]) -> None:
     text = "import os, threading, time\nthreading.Timer(0.2, lambda: os._exit(5)).start()\n" + GOOD
     one = watch(text)
     seen: set[int] = set()
@@ -129,12 +136,12 @@ def test_readers_that_keep_dying_are_restarted_with_back_off(watch: Callable[...
     ]
 
 
-def test_a_retired_pool_ends_with_its_last_reference(watch: Callable[..., WatchedPool]) -> None:
+def test_retired_processes_end_with_the_last_reference(watch: Callable[..., WatchedReaders]) -> None:
     one = watch(GOOD)
     (pid,) = one.pids
-    # a loaded version holds a reference to the pool
-    held = one.pool.core
-    one.pool.retire()
+    # a loaded version holds a reference to its reader processes
+    held = one.processes.core
+    one.processes.retire()
     assert not is_gone(pid)
     del held
     wait_until(lambda: is_gone(pid))
@@ -199,7 +206,9 @@ class FakeServer:
         """Ignore the note."""
 
 
-def test_readers_are_reused_by_versions_with_the_same_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_are_reused_by_versions_with_the_same_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.chdir(tmp_path)
     job = train(tmp_path, GOOD, base_every=2)
     (variant,) = plan_models(["models/small"], job, is_given=False)
@@ -207,8 +216,8 @@ def test_readers_are_reused_by_versions_with_the_same_reader(tmp_path: Path, mon
     assert repository is not None
     offered = [1]
     monkeypatch.setattr(type(repository), "current", lambda _: offered[0])
-    server, messages = FakeServer(), list[str]()
-    follower = Follower(server, variant, tmp_path / "cache", messages.append, readers=ReaderSettings(1, 1000))
+    server = FakeServer()
+    follower = Follower(server, variant, tmp_path / "cache", readers=ReaderSettings(1, 1000))
     try:
         follower.begin()
         first = follower._readers
@@ -223,7 +232,7 @@ def test_readers_are_reused_by_versions_with_the_same_reader(tmp_path: Path, mon
         monkeypatch.setattr("elasticrec.serving.follow.reader_source", lambda _: changed)
         offered[0], server.fails = 2, True
         follower.poll()
-        assert "planted" in messages[-1] and follower._readers is first and not first.is_ending
+        assert "planted" in caplog.messages[-1] and follower._readers is first and not first.is_ending
         server.fails = False
         monkeypatch.setattr(follower, "_again_at", 0.0)
         follower.poll()
@@ -238,7 +247,7 @@ def test_without_reader_settings_no_reader_process_runs(tmp_path: Path, monkeypa
     (variant,) = plan_models(["models/small"], job, is_given=False)
     server = FakeServer()
     monkeypatch.setattr("elasticrec.serving.follow.ReaderProcesses", None)
-    follower = Follower(server, variant, tmp_path / "cache", print)
+    follower = Follower(server, variant, tmp_path / "cache")
     follower.begin()
     assert server.loaded_readers == [None]
 

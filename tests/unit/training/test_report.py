@@ -2,6 +2,7 @@
 
 import io
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,6 +53,25 @@ def test_a_terminal_shows_one_line_that_is_overwritten(tmp_path: Path) -> None:
     reporter.progress("30%", {})
     reporter.close()
     assert stream.getvalue() == "\r\x1b[2K10%\r\x1b[2K20%\nepoch done\n\r\x1b[2K30%\n"
+
+
+def test_a_line_of_another_thread_does_not_land_in_a_progress_line() -> None:
+    thread = threading.Thread(target=lambda: reporter.say("log line"))
+
+    class BusyTerminal(Terminal):
+        def write(self, text: str) -> int:
+            length = super().write(text)
+            if "10%" in text:
+                # the thread would write now if the reporter did not make it wait
+                thread.start()
+                thread.join(0.1)
+            return length
+
+    stream = BusyTerminal()
+    reporter = Reporter(None, every_s=1.0, stream=stream)
+    reporter.progress("10%", {})
+    thread.join()
+    assert stream.getvalue() == "\r\x1b[2K10%\nlog line\n"
 
 
 def test_lines_are_cut_to_the_width_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,9 +156,9 @@ def test_snapshots_of_epochs_are_kept(make_job: MakeJob, keep_epochs: Any, kept:
     job = make_job(train={"epochs": 4, "checkpoint": {"keep": 1, "keep_epochs": keep_epochs, "every_epochs": 3}})
     train_job(job)
     found = list_checkpoints(Run.of(job))
-    assert [one.snapshot for one in found] == kept
+    assert [one.end_of_epoch for one in found] == kept
     for one in found:
-        short = make_job(name=f"short{one.snapshot}", train={"epochs": (one.snapshot or 0) + 1})
+        short = make_job(name=f"short{one.end_of_epoch}", train={"epochs": (one.end_of_epoch or 0) + 1})
         train_job(short)
         assert parameters(one) == parameters(latest(Run.of(short)))
 

@@ -13,10 +13,11 @@ import pytest
 
 from elasticrec import _core
 from elasticrec.config import Job, parse_job
+from elasticrec.config.strategies import STRATEGIES
 from elasticrec.config.train import ParameterServers, Train
 from elasticrec.data.batches import open_batches
 from elasticrec.data.demo import write_demo
-from elasticrec.data.units import Unit, plan_units
+from elasticrec.data.units import Unit, UnitSplit, plan_units
 from elasticrec.errors import ConfigError, ModelError, UnavailableError
 from elasticrec.net.logs import RepeatFilter
 from elasticrec.roles.dry_run import run_dry
@@ -29,7 +30,6 @@ from elasticrec.training.flight import Servers
 from elasticrec.training.groups import MergeGroup, UnitBatch, split_batches, split_groups
 from elasticrec.training.lanes import Lanes
 from elasticrec.training.metrics import FLAT_SIZE
-from elasticrec.training.read import unit_split
 from elasticrec.training.remote import RemoteNetwork
 from elasticrec.training.strategies import strategies
 from elasticrec.training.strategies.geo import Geo
@@ -68,7 +68,7 @@ class Cluster:
         self.shards = [self._serve(spec, range(4 * at, 4 * at + 4), at + 1) for at in range(2)]
         self.client = self.connect()
         files = sorted((directory / "data").glob("*/*/*.txt"))
-        (self.unit,) = plan_units(files, unit_split(self.job), 0, 0)
+        (self.unit,) = plan_units(files, UnitSplit.of(self.job), 0, 0)
         self.parser = _core.Parser(json.dumps(self.job.features()))
 
     def _serve(self, spec: dict[str, object], owned: range, incarnation: int) -> _core.PsServer:
@@ -137,7 +137,7 @@ def geo_of(cluster: Cluster) -> Geo:
 
 def test_every_strategy_of_the_job_file_has_its_own_module() -> None:
     choices = get_args(Train.model_fields["strategy"].annotation)
-    assert strategies().keys() == set(choices)
+    assert strategies().keys() == STRATEGIES.keys() == set(choices)
     assert len({strategy.__module__ for strategy in strategies().values()}) == len(choices)
 
 
@@ -287,14 +287,15 @@ def test_geo_begins_with_the_parameters_of_the_servers(clusters: partial[Cluster
         np.testing.assert_array_equal(learned[1][batch], values)
 
 
-def test_a_dry_run_needs_no_servers(tmp_path: Path) -> None:
+def test_a_dry_run_needs_no_servers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     write_demo(tmp_path / "data", samples=1000, slots=8, hours=1, seed=1)
-    messages: list[str] = []
-    run_dry(job_of(tmp_path), messages.append)
-    assert messages[-1].startswith("dry run of one trainer: 1,000 samples in ") and "forward" in messages[-1]
+    run_dry(job_of(tmp_path))
+    last = caplog.messages[-1]
+    assert last.startswith("dry run of one trainer: 1,000 samples in ") and "forward" in last
     assert not (tmp_path / "runs").exists()
     with pytest.raises(ConfigError) as caught:
-        run_dry(job_of(tmp_path, "train.mode=local"), messages.append)
+        run_dry(job_of(tmp_path, "train.mode=local"))
     assert "train.mode: expected `ps` for a dry run without servers, got `local`" in str(caught.value)
 
 

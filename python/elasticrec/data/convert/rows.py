@@ -49,12 +49,12 @@ class Schema:
         return [*self.slots, *self.dense]
 
     def check(self, where: str) -> None:
-        """Refuse a column with two uses, because a converted column has one type."""
+        """Refuse a column with two roles, because a converted column has one type."""
         names = [column_of(item) for item in self.features()]
         names += [*self.labels, *(name for name in (self.weight, self.time) if name)]
         for name in names:
             if names.count(name) > 1:
-                raise ConfigError(f"{where}: data.columns: column `{name}` has two uses, a conversion allows one")
+                raise ConfigError(f"{where}: data.columns: column `{name}` has two roles, expected one in a conversion")
 
 
 def column_of(item: Slot | DenseColumn) -> str:

@@ -1,13 +1,15 @@
 """Run a rollout on a thread, beside a coordinator or a training in one process."""
 
+import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from contextvars import copy_context
 
 from elasticrec.config import Job
 from elasticrec.errors import ElasticRecError
+from elasticrec.net.messages import StoreStatus
 from elasticrec.net.security import check_addresses, store_security
 from elasticrec.publish.content import job_repository
 from elasticrec.publish.rollout.deliver import Delivery
@@ -16,6 +18,10 @@ from elasticrec.publish.rollout.replicas import StoreReplicas
 
 # Time limit for the last version of a run to reach the store.
 _FINISH_TIMEOUT_S = 30.0
+# The log lines stand among those of a training.
+_PREFIX = "store: "
+
+logger = logging.getLogger(__name__)
 
 
 class Rollout:
@@ -24,10 +30,11 @@ class Rollout:
     def __init__(self, delivery: Delivery) -> None:
         self._delivery = delivery
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=delivery.run, args=(self._stop.wait,), name="deliver", daemon=True)
+        arguments = delivery.run, self._stop.wait
+        self._thread = threading.Thread(target=copy_context().run, args=arguments, name="deliver", daemon=True)
         self._thread.start()
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> StoreStatus:
         """Return the rollout's progress for the status."""
         return self._delivery.describe()
 
@@ -43,7 +50,7 @@ class Rollout:
 
 
 @contextmanager
-def background_rollout(job: Job, say: Callable[[str], None]) -> Iterator[Rollout | None]:
+def background_rollout(job: Job) -> Iterator[Rollout | None]:
     """Roll out new versions until the block ends. Yield None if the job names no store."""
     if not job.cube.addresses:
         yield None
@@ -52,13 +59,9 @@ def background_rollout(job: Job, say: Callable[[str], None]) -> Iterator[Rollout
     security = store_security(job.cube, ca=None)
     check_addresses(security, job.cube.addresses)
     store_replicas = StoreReplicas(repository.name, job.cube.addresses, security)
-
-    def tell(text: str) -> None:
-        say(f"store: {text}")
-
     cube = job.cube
-    replicas = RecordingReplicas(repository, store_replicas, cube.min_ready, tell)
-    rollout = Rollout(Delivery(repository, replicas, job.publish.gate, tell, cube.min_ready, cube.poll_s))
+    replicas = RecordingReplicas(repository, store_replicas, cube.min_ready, _PREFIX)
+    rollout = Rollout(Delivery(repository, replicas, job.publish.gate, cube.min_ready, cube.poll_s, prefix=_PREFIX))
     try:
         yield rollout
     finally:
@@ -74,6 +77,6 @@ def _finish(delivery: Delivery) -> None:
             if decision.target is None or decision.target == delivery.repository.current():
                 return
         except (ElasticRecError, OSError) as error:
-            delivery.say(str(error))
+            logger.warning("%s%s", _PREFIX, error)
         time.sleep(0.1)
-    delivery.say("the last version is not offered yet: `elasticrec deliver` continues the rollout")
+    logger.warning("%sthe last version is not offered yet: `elasticrec deliver` continues the rollout", _PREFIX)

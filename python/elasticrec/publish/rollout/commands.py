@@ -1,14 +1,13 @@
 """`elasticrec deliver`, `elasticrec cube status` and `elasticrec models rollback`: versions of an online store."""
 
 import json
-import logging
 import threading
 from typing import Annotated
 
 import typer
 
 from elasticrec.machine import on_stop_signal
-from elasticrec.net.logs import log_to_stderr
+from elasticrec.net.logs import forward_logs, log_to_stderr
 from elasticrec.net.options import CaOption, InsecureOption
 from elasticrec.repository.commands import NamedVersionArgument, resolve_version
 from elasticrec.repository.store_source import (
@@ -19,8 +18,6 @@ from elasticrec.repository.store_source import (
     open_followed_model,
     required_addresses,
 )
-
-logger = logging.getLogger(__name__)
 
 
 def add_rollout(app: typer.Typer, models_app: typer.Typer, cube_app: typer.Typer) -> None:
@@ -56,9 +53,9 @@ def deliver(
     replicas = StoreReplicas(found.repository.name, addresses, security)
     min_ready = min_ready or found.cube.min_ready
     log_to_stderr(stamped=True)
-    recording = RecordingReplicas(found.repository, replicas, min_ready, logger.info)
+    recording = RecordingReplicas(found.repository, replicas, min_ready)
     pause_s = None if once else poll_s or found.cube.poll_s
-    delivery = Delivery(found.repository, recording, found.gate, logger.info, min_ready, pause_s)
+    delivery = Delivery(found.repository, recording, found.gate, min_ready, pause_s)
     if once:
         delivery.step()
         return
@@ -84,7 +81,7 @@ def status(
     security = client_security(found.cube, addresses, token, insecure, tls_ca)
     replicas = StoreReplicas(found.repository.name, addresses, security)
     log_to_stderr(stamped=True)
-    decision, shards = Delivery(found.repository, replicas, found.gate, logger.info, found.cube.min_ready).preview()
+    decision, shards = Delivery(found.repository, replicas, found.gate, found.cube.min_ready).preview()
     if as_json:
         shown = [{**vars(one)} for replicas_of in shards for one in replicas_of]
         typer.echo(json.dumps({"text": decision.text, "target": decision.target, "replicas": shown}))
@@ -120,8 +117,8 @@ def rollback(
     if store := read_known_store(repository):
         security = client_security(Cube(), store.shards, token, insecure, tls_ca)
         replicas = StoreReplicas(repository.name, store.shards, security)
-        store_rollback = Rollback(repository, replicas, store.min_ready, lambda text: typer.echo(text, err=True))
-        current = store_rollback.roll_back(number, wait_s)
+        with forward_logs(lambda text: typer.echo(text, err=True)):
+            current = Rollback(repository, replicas, store.min_ready).roll_back(number, wait_s)
     else:
         current = repository.rollback(number)
     typer.echo(

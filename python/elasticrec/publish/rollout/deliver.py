@@ -3,18 +3,20 @@
 The controller keeps no state: after a restart, or beside a second controller, it continues from what it observes.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from elasticrec.config.publish import Gate
 from elasticrec.errors import ElasticRecError, ModelError
-from elasticrec.publish.gate import GateCheck, rows_of
+from elasticrec.net.messages import RefusedVersion, StoreStatus
+from elasticrec.publish.gate import GateCheck
 from elasticrec.publish.rollout.decide import Decision, Replica, RolloutState, decide
 from elasticrec.publish.rollout.patience import Patience
 from elasticrec.repository.repository import Repository
 
-Say = Callable[[str], None]
+logger = logging.getLogger(__name__)
 
 # First polling interval while replicas are loading a version; it doubles up to `poll_s`.
 _FIRST_PAUSE_S = 0.02
@@ -37,11 +39,12 @@ class Delivery:
     repository: Repository
     replicas: Replicas
     gate: Gate
-    say: Say
     min_ready: int | None = None
     poll_s: float | None = 0.5
     """Seconds between two checks; None for a single check."""
     patience: Patience = field(default_factory=Patience)
+    prefix: str = ""
+    """Text before each log line."""
     refused: dict[int, list[str]] = field(default_factory=dict)
     """Versions that the gate refused, with the reasons."""
     _passed: dict[int, bool] = field(default_factory=dict)
@@ -82,11 +85,11 @@ class Delivery:
         self._report(decision.text, decision.late)
         return decision
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> StoreStatus:
         """Return the last report, for the status."""
         text, late = self._reported
         newest = max(self.refused, default=None)
-        refused = None if newest is None else {"version": newest, "why": self.refused[newest]}
+        refused: RefusedVersion | None = None if newest is None else {"version": newest, "why": self.refused[newest]}
         return {"doing": text or "checking the store", "late": list(late), "refused": refused}
 
     def preview(self) -> tuple[Decision, tuple[tuple[Replica, ...], ...]]:
@@ -130,13 +133,13 @@ class Delivery:
                     reasons = [str(error)]
                 if reasons and self.refused.get(number) != reasons:
                     self.refused[number] = reasons
-                    self.say(f"version {number} is not offered: {'; '.join(reasons)}")
+                    logger.warning(f"{self.prefix}version {number} is not offered: {'; '.join(reasons)}")
             if self._passed.get(number):
                 found.append(number)
         return tuple(found)
 
     def _refusals(self, number: int, current: int | None) -> list[str]:
-        gate_check = GateCheck(self.gate, self.repository, rows_of(self.repository, current))
+        gate_check = GateCheck.against(self.gate, self.repository, current)
         return gate_check.refusals(self.repository.version(number))
 
     def _report(self, text: str, late: tuple[str, ...]) -> None:
@@ -145,7 +148,8 @@ class Delivery:
             return
         before, self._reported = self._reported, (text, late)
         if text != before[0]:
-            self.say(text if self.poll_s is None else f"{text}; next check in {self.poll_s:g} s")
+            next_check = "" if self.poll_s is None else f"; next check in {self.poll_s:g} s"
+            logger.info("%s%s%s", self.prefix, text, next_check)
         for one in late:
             if one not in before[1]:
-                self.say(f"late: {one}")
+                logger.info("%slate: %s", self.prefix, one)

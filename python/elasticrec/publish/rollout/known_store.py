@@ -1,8 +1,9 @@
 """Record the addresses of a model's store in the repository, so that `models rollback` asks the same replicas."""
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import InitVar, asdict, dataclass
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 
 from elasticrec.errors import ElasticRecError, ModelError
 from elasticrec.net.logs import RepeatFilter
@@ -10,6 +11,8 @@ from elasticrec.publish.rollout.decide import Replica
 from elasticrec.publish.rollout.replicas import StoreReplicas
 from elasticrec.repository.repository import JSON_ERRORS, STORE, Repository
 from elasticrec.repository.storage import join
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -27,11 +30,10 @@ class RecordingReplicas:
     repository: Repository
     replicas: StoreReplicas
     min_ready: int | None
-    say: InitVar[Callable[[str], None]]
+    prefix: str = ""
+    """Text before each log line."""
     _is_recorded: bool = False
-
-    def __post_init__(self, say: Callable[[str], None]) -> None:
-        self._problems = RepeatFilter(say)
+    _problems: RepeatFilter = field(default_factory=lambda: RepeatFilter(logger.warning))
 
     def poll(self) -> Sequence[Sequence[Replica]]:
         """Return the state of all replicas, by shard."""
@@ -51,7 +53,7 @@ class RecordingReplicas:
         except (ElasticRecError, OSError) as error:
             # The rollout continues; the next check tries again.
             self._problems.write(
-                f"cannot record the addresses of the store, `models rollback` will not find it: {error}"
+                f"{self.prefix}cannot record the addresses of the store, `models rollback` will not find it: {error}"
             )
 
 

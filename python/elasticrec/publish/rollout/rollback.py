@@ -1,7 +1,7 @@
 """Roll back to a version: at once if the store still holds it, else as soon as the store has loaded it."""
 
+import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from elasticrec.errors import UnavailableError
@@ -14,6 +14,8 @@ from elasticrec.repository.repository import Current, Repository
 _DEFAULT_BYTES_PER_S = 200e6
 _POLL_S = 0.1
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass
 class Rollback:
@@ -22,7 +24,6 @@ class Rollback:
     repository: Repository
     replicas: Replicas
     min_ready: int | None
-    say: Callable[[str], None]
     patience: Patience = field(default_factory=Patience)
     _last_text: str | None = None
     _has_notified: bool = False
@@ -63,11 +64,11 @@ class Rollback:
         if not self._has_notified:
             self._has_notified = True
             replicas = [replica for shard in shards for replica in shard]
-            self.say(f"loading {number}, about {self._estimate_s(number, replicas):.0f} s")
+            logger.info("loading %d, about %.0f s", number, self._estimate_s(number, replicas))
             self.replicas.notify([one for one in replicas if one.is_there and number not in one.versions])
         if decision.text != self._last_text:
             self._last_text = decision.text
-            self.say(decision.text)
+            logger.info(decision.text)
         return decision
 
     def _estimate_s(self, number: int, replicas: list[Replica]) -> float:

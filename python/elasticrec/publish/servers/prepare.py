@@ -5,7 +5,7 @@ import json
 
 from elasticrec.config import Job, fingerprint
 from elasticrec.errors import ElasticRecError
-from elasticrec.publish.content import Network, VersionTemplate, job_repository
+from elasticrec.publish.content import VersionTemplate, job_repository
 from elasticrec.publish.servers.publishing import PublishSettings
 from elasticrec.publish.servers.versions import RunInfo, RunVersions
 from elasticrec.repository.version import READER_FILE
@@ -23,7 +23,7 @@ def prepare_versions(job: Job, run: Run) -> None:
     except (ElasticRecError, OSError):
         # Missing or unreadable: export again.
         pass
-    from elasticrec.publish.export import input_names
+    from elasticrec.publish.export import describe_network
     from elasticrec.publish.graph import cached_graph
     from elasticrec.training.dense import FlatParameters
     from elasticrec.training.network import Scorer, build_model
@@ -31,12 +31,7 @@ def prepare_versions(job: Job, run: Run) -> None:
     model = build_model(job)
     scorer, dense = Scorer(model, job.data.negative_rate), FlatParameters(model, job)
     graph = cached_graph(job, scorer, dense, run.graphs)
-    network = Network(
-        columns=[{"name": column.name, "width": column.width} for column in model.columns],
-        inputs=input_names(model.shape),
-        tensors=[tensor.to_dict() for tensor in dense.tensors],
-    )
-    VersionTemplate.of(job, network, key).write(directory, graph, job.reader_source())
+    VersionTemplate.of(job, describe_network(model, dense.tensors), key).write(directory, graph, job.reader_source())
 
 
 def _key(job: Job) -> str:

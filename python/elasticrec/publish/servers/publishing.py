@@ -14,7 +14,7 @@ from typing import Any
 
 from elasticrec.errors import ElasticRecError
 from elasticrec.net.logs import RepeatFilter
-from elasticrec.net.messages import PublishCommand, PublishPart
+from elasticrec.net.messages import PublishCommand, PublishPart, PublishStatus
 from elasticrec.net.placement import ShardOwner, is_outstanding
 from elasticrec.publish.content import PublishedVersion
 from elasticrec.publish.servers.target import LostParentError, ShardDraft, ShardParts, VersionTarget
@@ -182,13 +182,13 @@ class Publishing:
         return None
 
     def is_due(self, learned: Any = None) -> bool:
-        """Return whether a publish should begin now: it is due, and `learned` changed since the last publish."""
+        """Return whether a publish should begin now: it is due, and `learned` differs from the last one."""
         has_changes = self._is_wanted or learned is None or learned != self._last_facts.get("learned")
         return has_changes and self._open is None and self.next_s == 0.0
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> PublishStatus:
         """Return the figures for the status."""
-        last, found = self.last, self._open
+        last, found, figures = self.last, self._open, self.figures
         return {
             "version": None if last is None else last.number,
             "deltas": None if last is None else last.num_deltas,
@@ -198,7 +198,17 @@ class Publishing:
             "writing": None
             if found is None
             else {"publish": found.name, "kind": found.kind, "parts": len(found.parts)},
-            **vars(self.figures),
+            "committed": figures.committed,
+            "failed": figures.failed,
+            "seconds": figures.seconds,
+            "last_s": figures.last_s,
+            "kind": figures.kind,
+            "rows": figures.rows,
+            "changed": figures.changed,
+            "removed": figures.removed,
+            "whole": figures.whole,
+            "num_bytes": figures.num_bytes,
+            "error": figures.error,
         }
 
     def close(self) -> None:

@@ -42,7 +42,7 @@ class ShardParts:
     owned: Mapping[int, range]
     """Partitions of each part."""
     facts: Mapping[str, Any]
-    """State of the run at the start of the publish; every training step changes its figures `learned`."""
+    """State of the run when the publish began. Its figures `learned` change with every training step."""
 
 
 class LostParentError(ModelError):

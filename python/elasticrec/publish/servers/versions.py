@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticrec.config.publish import Publish
-from elasticrec.durable import write_synced
 from elasticrec.errors import ElasticRecError, ModelError
 from elasticrec.fail_points import fail_point
 from elasticrec.manifest import FileEntry
@@ -14,7 +13,7 @@ from elasticrec.publish.content import Changes, Provenance, PublishedVersion, Ve
 from elasticrec.publish.offer import offer_version
 from elasticrec.publish.servers.target import LostParentError, ShardDraft, ShardParts
 from elasticrec.repository.repository import Draft, Repository
-from elasticrec.repository.version import DENSE_FILE, GRAPH_FILE, READER_FILE, Content, Version, part_name
+from elasticrec.repository.version import GRAPH_FILE, READER_FILE, Content, Version, part_name
 
 # Newest versions that are searched for one of this run.
 _MAX_SEARCHED = 100
@@ -101,13 +100,9 @@ class RunVersions:
         found = self._draft
         assert found is not None, "commit needs a draft"
         dense = self._join(draft, content)
-        files = {DENSE_FILE: FileEntry(*write_synced(draft.path / DENSE_FILE, dense))}
-        if content.parent is None:
-            graph = (self._info.start / GRAPH_FILE).read_bytes()
-            files[GRAPH_FILE] = FileEntry(*write_synced(draft.path / GRAPH_FILE, graph))
-        if self._template.reader is not None:
-            reader = (self._info.start / READER_FILE).read_bytes()
-            files[READER_FILE] = FileEntry(*write_synced(draft.path / READER_FILE, reader))
+        graph = (self._info.start / GRAPH_FILE).read_bytes()
+        reader = None if self._template.reader is None else (self._info.start / READER_FILE).read_bytes()
+        files = found.write_network(dense, graph, reader)
         for index, part in content.parts.items():
             assert part.cube is not None, "a written part has a cube file"
             files[part_name(index)] = FileEntry(part.cube.bytes, part.cube.sha256)

@@ -38,15 +38,22 @@ class FakeReplicas:
         self.notified += [replica.address for replica in replicas]
 
 
+@pytest.fixture(autouse=True)
+def _log_level(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+
+
 @pytest.fixture
 def repository(tmp_path: Path) -> Repository:
     (tmp_path / MODEL).mkdir()
     return Repository.open(tmp_path, MODEL)
 
 
-def test_the_status_shows_the_step_late_replicas_and_refusals(repository: Repository) -> None:
-    replicas, messages = FakeReplicas(), list[str]()
-    delivery = Delivery(repository, replicas, Gate(), messages.append)
+def test_the_status_shows_the_step_late_replicas_and_refusals(
+    repository: Repository, caplog: pytest.LogCaptureFixture
+) -> None:
+    replicas = FakeReplicas()
+    delivery = Delivery(repository, replicas, Gate())
     assert delivery.describe()["doing"] == "checking the store"
     first = publish(repository).number
     delivery.step()
@@ -70,13 +77,13 @@ def test_the_status_shows_the_step_late_replicas_and_refusals(repository: Reposi
     assert repository.current() == first
     (*_, last) = _store_lines(delivery.describe())
     assert last.startswith(f"  version {second} is not offered: ") and "rows" in last
-    assert any(line.startswith(f"version {second} is not offered") for line in messages)
+    assert any(line.startswith(f"version {second} is not offered") for line in caplog.messages)
 
 
 def test_the_rollout_stops_waiting_for_a_slow_replica(repository: Repository) -> None:
     """A live replica that never loads a version delays one offer, by at most the patience."""
     replicas, now = FakeReplicas(), [100.0]
-    delivery = Delivery(repository, replicas, Gate(), lambda _: None, patience=Patience(lambda: now[0]))
+    delivery = Delivery(repository, replicas, Gate(), patience=Patience(lambda: now[0]))
     first = publish(repository).number
     replicas.shard = (Replica(0, "a:1", (1,)), Replica(0, "b:1", (1,)))
     delivery.step()
@@ -97,7 +104,7 @@ def test_the_rollout_stops_waiting_for_a_slow_replica(repository: Repository) ->
 def test_a_preview_waits_for_loading_replicas_too(repository: Repository) -> None:
     """While a replica is loading a version, the preview does not ask the user to start `deliver`."""
     replicas = FakeReplicas()
-    delivery = Delivery(repository, replicas, Gate(), lambda _: None)
+    delivery = Delivery(repository, replicas, Gate())
     repository.offer(publish(repository).number)
     second = publish(repository).number
     replicas.shard = (Replica(0, "a:1", (1, second)), Replica(0, "b:1", (1,)))
@@ -110,7 +117,7 @@ def test_a_preview_waits_for_loading_replicas_too(repository: Repository) -> Non
 def test_each_version_has_its_own_patience(repository: Repository, ends_early: bool) -> None:
     """The wait for the version before it may end because all replicas have it, or by the time limit."""
     replicas, now = FakeReplicas(), [100.0]
-    delivery = Delivery(repository, replicas, Gate(), lambda _: None, patience=Patience(lambda: now[0]))
+    delivery = Delivery(repository, replicas, Gate(), patience=Patience(lambda: now[0]))
     held = [publish(repository).number]
     replicas.shard = (Replica(0, "a:1", tuple(held)), Replica(0, "b:1", tuple(held)))
     delivery.step()
@@ -132,9 +139,11 @@ def test_each_version_has_its_own_patience(repository: Repository, ends_early: b
         now[0] += 100
 
 
-def test_an_unreadable_version_is_named_and_does_not_block_newer_ones(repository: Repository) -> None:
-    replicas, messages = FakeReplicas(), list[str]()
-    delivery = Delivery(repository, replicas, Gate(), messages.append)
+def test_an_unreadable_version_is_named_and_does_not_block_newer_ones(
+    repository: Repository, caplog: pytest.LogCaptureFixture
+) -> None:
+    replicas = FakeReplicas()
+    delivery = Delivery(repository, replicas, Gate())
     replicas.hold(1, 2, 3, 4)
     publish(repository)
     delivery.step()
@@ -146,8 +155,8 @@ def test_an_unreadable_version_is_named_and_does_not_block_newer_ones(repository
     delivery.step()
     delivery.step()
     assert repository.current() == 1
-    assert sum("version 2 is not offered: " in line and "manifest.json" in line for line in messages) == 1
-    assert sum("version 3 is not offered: " in line and "sha-256" in line for line in messages) == 1
+    assert sum("version 2 is not offered: " in line and "manifest.json" in line for line in caplog.messages) == 1
+    assert sum("version 3 is not offered: " in line and "sha-256" in line for line in caplog.messages) == 1
     # a damaged current version does not block newer ones either
     (root / "1/manifest.json").write_bytes(b"{")
     fourth = publish(repository).number
@@ -155,13 +164,13 @@ def test_an_unreadable_version_is_named_and_does_not_block_newer_ones(repository
     assert repository.current() == fourth
 
 
-def test_weights_that_are_not_finite_are_not_offered(repository: Repository) -> None:
-    replicas, messages = FakeReplicas(), list[str]()
+def test_weights_that_are_not_finite_are_not_offered(repository: Repository, caplog: pytest.LogCaptureFixture) -> None:
+    replicas = FakeReplicas()
     replicas.hold(1)
     write_version(repository, dense=np.array([1.0, np.nan], np.float32).tobytes())
-    Delivery(repository, replicas, Gate(), messages.append).step()
+    Delivery(repository, replicas, Gate()).step()
     assert repository.current() is None
-    assert messages[0] == "version 1 is not offered: dense weights: `w` has values that are not finite"
+    assert caplog.messages[0] == "version 1 is not offered: dense weights: `w` has values that are not finite"
 
 
 def test_a_replica_of_another_shard_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +196,7 @@ def test_the_store_is_polled_more_often_during_a_rollout(repository: Repository)
             replicas.shard = (Replica(0, "a:1", (1,)), Replica(0, "b:1", (1,)))
         return len(pauses) == 5
 
-    Delivery(repository, replicas, Gate(), lambda _: None).run(wait)
+    Delivery(repository, replicas, Gate()).run(wait)
     assert pauses == [0.02, 0.04, 0.08, 0.5, 0.5]
 
 
@@ -198,6 +207,6 @@ def test_the_status_shows_a_repository_that_cannot_be_read(
         raise OSError("no such disk")
 
     monkeypatch.setattr(Repository, "state", fail)
-    delivery = Delivery(repository, FakeReplicas(), Gate(), lambda _: None)
+    delivery = Delivery(repository, FakeReplicas(), Gate())
     delivery.run(lambda _: True)
     assert delivery.describe()["doing"] == "rollout failed, retrying: no such disk"

@@ -37,6 +37,11 @@ class FakeReplicas:
         self.notified += [replica.address for replica in replicas]
 
 
+@pytest.fixture(autouse=True)
+def _log_level(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+
+
 @pytest.fixture
 def repository(tmp_path: Path) -> Repository:
     """Versions 1 to 3; 2 is current and 3 was not offered, as if the gate had refused it."""
@@ -47,14 +52,16 @@ def repository(tmp_path: Path) -> Repository:
     return repository
 
 
-def test_a_rollback_completes_once_the_store_holds_the_version(repository: Repository) -> None:
+def test_a_rollback_completes_once_the_store_holds_the_version(
+    repository: Repository, caplog: pytest.LogCaptureFixture
+) -> None:
     def load(replicas: FakeReplicas) -> None:
         assert repository.state() == Current(2, 2, is_held=True, wanted=1)
         replicas.versions = (1, 2, 3)
 
-    replicas, messages = FakeReplicas(load), list[str]()
-    assert Rollback(repository, replicas, None, messages.append).roll_back(1, 60) == Current(1, 3, is_held=True)
-    assert messages == ["loading 1, about 1 s", "loading 1: 0 of 2 replicas have it, held by a rollback"]
+    replicas = FakeReplicas(load)
+    assert Rollback(repository, replicas, None).roll_back(1, 60) == Current(1, 3, is_held=True)
+    assert caplog.messages == ["loading 1, about 1 s", "loading 1: 0 of 2 replicas have it, held by a rollback"]
     assert replicas.notified == ["a:0", "a:1"]
 
 
@@ -70,7 +77,7 @@ def test_a_cancelled_rollback_ends_and_offers_nothing(repository: Repository, is
     with pytest.raises(
         UnavailableError, match="the rollback to version 1 was cancelled by another rollback or by `models resume`"
     ):
-        Rollback(repository, FakeReplicas(change), None, lambda _: None).roll_back(1, 60)
+        Rollback(repository, FakeReplicas(change), None).roll_back(1, 60)
     wanted = Current(2, 3) if is_resumed else Current(2, 3, is_held=True, wanted=3)
     assert repository.state() == wanted
 
@@ -85,7 +92,7 @@ def test_a_rollback_waits_for_replicas_that_get_traffic(repository: Repository) 
             return [[Replica(0, "a:0", (1, 2)), Replica(0, "a:1", others)]]
 
     now, replicas = [0.0], SlowReplicas()
-    assert Rollback(repository, replicas, None, lambda _: None, Patience(lambda: now[0])).roll_back(1, 60).version == 1
+    assert Rollback(repository, replicas, None, Patience(lambda: now[0])).roll_back(1, 60).version == 1
     assert replicas.polls == 4
 
     class StuckReplicas(FakeReplicas):
@@ -95,26 +102,26 @@ def test_a_rollback_waits_for_replicas_that_get_traffic(repository: Repository) 
             return [[Replica(0, "a:0", (1, 2, 3)), Replica(0, "a:1", (1,))]]
 
     replicas = StuckReplicas()
-    assert Rollback(repository, replicas, None, lambda _: None, Patience(lambda: now[0])).roll_back(2, 60).version == 2
+    assert Rollback(repository, replicas, None, Patience(lambda: now[0])).roll_back(2, 60).version == 2
     assert replicas.polls == 4
 
 
 def test_a_rollback_timeout_names_replicas_that_are_behind(repository: Repository) -> None:
     with pytest.raises(UnavailableError, match=r"version 1 is not current after 0 s; .*: shard 0 a:0: has 2; shard 1"):
-        Rollback(repository, FakeReplicas(), None, lambda _: None).roll_back(1, 0)
+        Rollback(repository, FakeReplicas(), None).roll_back(1, 0)
     assert repository.state() == Current(2, 2, is_held=True, wanted=1)
 
 
 def test_a_rollback_to_the_current_version_is_immediate(repository: Repository) -> None:
-    assert Rollback(repository, FakeReplicas(), None, lambda _: None).roll_back(2, 0) == Current(2, 2, is_held=True)
+    assert Rollback(repository, FakeReplicas(), None).roll_back(2, 0) == Current(2, 2, is_held=True)
 
 
-def test_the_estimate_covers_the_whole_chain(repository: Repository) -> None:
-    replicas, messages = FakeReplicas(), list[str]()
+def test_the_estimate_covers_the_whole_chain(repository: Repository, caplog: pytest.LogCaptureFixture) -> None:
+    replicas = FakeReplicas()
     replicas.bytes_per_s = repository.version(1).num_bytes / 40
     with pytest.raises(UnavailableError):
-        Rollback(repository, replicas, None, messages.append).roll_back(1, 0)
-    assert messages[0] == "loading 1, about 40 s"
+        Rollback(repository, replicas, None).roll_back(1, 0)
+    assert caplog.messages[0] == "loading 1, about 40 s"
 
 
 def test_store_commands_take_a_model_and_no_version(
@@ -167,7 +174,7 @@ def test_no_token_of_a_rollback_goes_to_another_machine_in_clear(
 
 
 def test_a_store_is_recorded_once_every_shard_has_answered(
-    repository: Repository, monkeypatch: pytest.MonkeyPatch
+    repository: Repository, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     record_store(repository, [["old:1"]], None)
     live = {"a:1"}
@@ -179,9 +186,8 @@ def test_a_store_is_recorded_once_every_shard_has_answered(
         ]
 
     monkeypatch.setattr(StoreReplicas, "poll", poll)
-    messages: list[str] = []
     replicas = StoreReplicas(MODEL, [["a:1", "a:2"], ["b:1", "b:2"]], Security())
-    recording = RecordingReplicas(repository, replicas, 1, messages.append)
+    recording = RecordingReplicas(repository, replicas, 1)
     # a typo: no replica of one shard answers
     recording.poll()
     assert read_known_store(repository) == KnownStore([["old:1"]], None)
@@ -190,7 +196,9 @@ def test_a_store_is_recorded_once_every_shard_has_answered(
         patch.setattr("elasticrec.publish.rollout.known_store.record_store", fail)
         for _ in range(2):
             recording.poll()
-    assert messages == ["cannot record the addresses of the store, `models rollback` will not find it: no space left"]
+    assert caplog.messages == [
+        "cannot record the addresses of the store, `models rollback` will not find it: no space left"
+    ]
     assert [[one.is_there for one in shard] for shard in recording.poll()] == [[True, False], [False, True]]
     assert read_known_store(repository) == KnownStore([["a:1", "a:2"], ["b:1", "b:2"]], 1)
 

@@ -1,7 +1,7 @@
 """Evaluate the checkpoints of a run after training: one or a range of epochs, on any data."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from elasticrec.config import Job, match_files
 from elasticrec.data.header import check_headers
 from elasticrec.errors import ConfigError, ModelError
 from elasticrec.run import Run
+from elasticrec.terminal import align_columns
 from elasticrec.training import checkpoint as checkpoints
 from elasticrec.training.checkpoint import Checkpoint
 from elasticrec.training.custom_metrics import load_metrics
@@ -34,7 +35,7 @@ class CheckpointMetrics:
         """Return the metrics for JSON."""
         progress = self.checkpoint.progress
         return {
-            "snapshot": self.checkpoint.snapshot,
+            "snapshot": self.checkpoint.end_of_epoch,
             "checkpoint": self.checkpoint.name,
             "steps": progress.steps,
             "samples": progress.samples,
@@ -52,11 +53,11 @@ def choose(run: Run, epochs: str | None, *, best: bool = False) -> list[Checkpoi
 
 
 def _in_range(run: Run, epochs: str) -> list[Checkpoint]:
-    """Return snapshots of epochs, counted from 0: `0:4` is 0 to 3, `2:` is 2 and later, `3` is epoch 3."""
+    """Return the checkpoints at the ends of epochs, counted from 0: `0:4` is 0 to 3, `2:` is 2 and later, `3` is 3."""
     match = _RANGE.fullmatch(epochs)
     if match is None:
         raise ConfigError(f"--range: expected epochs such as `0:4`, `2:` or `3`, got `{epochs}`")
-    found = {one.snapshot: one for one in checkpoints.list_checkpoints(run) if one.snapshot is not None}
+    found = {one.end_of_epoch: one for one in checkpoints.list_checkpoints(run) if one.end_of_epoch is not None}
     first = int(match[1] or match[3] or 0)
     end = int(match[3]) + 1 if match[3] else int(match[2]) if match[2] else max(found, default=-1) + 1
     wanted = range(first, end)
@@ -64,15 +65,13 @@ def _in_range(run: Run, epochs: str) -> list[Checkpoint]:
     if missing or not wanted:
         has = ", ".join(map(str, sorted(found))) or "none"
         raise ModelError(
-            f"{run.path}: expected snapshots of the epochs {epochs}, got {has}; "
+            f"{run.path}: expected checkpoints of the epochs {epochs}, got {has}; "
             "`train.checkpoint.keep_epochs: true` keeps them all"
         )
     return [found[epoch] for epoch in wanted]
 
 
-def evaluate_run(
-    run: Run, chosen: Sequence[Checkpoint], patterns: Sequence[str], say: Callable[[str], None]
-) -> Iterator[CheckpointMetrics]:
+def evaluate_run(run: Run, chosen: Sequence[Checkpoint], patterns: Sequence[str]) -> Iterator[CheckpointMetrics]:
     """Evaluate each checkpoint on `data.eval` of the job, or on the given files."""
     job = _with_data(run.job(), patterns)
     torch.set_num_threads(num_threads(job))
@@ -80,7 +79,7 @@ def evaluate_run(
     if not files:
         raise ConfigError(f"{run.path}: the job has no `data.eval`, expected --data FILES")
     check_headers(job, files)
-    evaluator = Evaluator(job, files, load_metrics(job), say)
+    evaluator = Evaluator(job, files, load_metrics(job))
     for checkpoint in chosen:
         loaded = load(job, checkpoint)
         metrics = evaluator.run(loaded.state.embedding, loaded.scorer, loaded.parser)
@@ -99,15 +98,15 @@ def _with_data(job: Job, patterns: Sequence[str]) -> Job:
 def table_lines(evaluated: Sequence[CheckpointMetrics]) -> list[str]:
     """Format a line for each checkpoint and label; for a single checkpoint, also its calibration."""
     own = sorted({name for one in evaluated for metrics in one.metrics.values() for name in metrics.own})
-    header = ["snapshot", "checkpoint", "label", "samples", "loss", "auc", "copc", *own]
+    header = ["epoch", "checkpoint", "label", "samples", "loss", "auc", "copc", *own]
     rows = [header]
     for one in evaluated:
-        snapshot = "-" if one.checkpoint.snapshot is None else str(one.checkpoint.snapshot)
+        epoch = "-" if one.checkpoint.end_of_epoch is None else str(one.checkpoint.end_of_epoch)
         for label, metrics in one.metrics.items():
             values = [metrics.log_loss, metrics.auc, metrics.copc, *(metrics.own.get(name) for name in own)]
             shown = ["-" if value is None else f"{value:.4f}" for value in values]
-            rows.append([snapshot, one.checkpoint.name, label, f"{metrics.samples:,}", *shown])
-    lines = _align(rows)
+            rows.append([epoch, one.checkpoint.name, label, f"{metrics.samples:,}", *shown])
+    lines = align_columns(rows)
     if len(evaluated) == 1:
         for label, metrics in evaluated[0].metrics.items():
             lines += ["", f"calibration of {label}, by tenths of the weight, ordered by prediction:"]
@@ -115,10 +114,5 @@ def table_lines(evaluated: Sequence[CheckpointMetrics]) -> list[str]:
             for tenth in metrics.calibration:
                 ratio = f"{tenth.observed / tenth.predicted:.2f}" if tenth.predicted else "-"
                 tenths.append([f"{tenth.predicted:.5f}", f"{tenth.observed:.5f}", ratio])
-            lines += [f"  {line}" for line in _align(tenths)]
+            lines += [f"  {line}" for line in align_columns(tenths)]
     return lines
-
-
-def _align(rows: list[list[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

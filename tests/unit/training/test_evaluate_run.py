@@ -59,7 +59,7 @@ def test_evaluating_a_range_of_epochs_repeats_the_training_metrics(
 
 def test_the_output_without_json_is_a_table(job: Job, capsys: Capture) -> None:
     lines = run(capsys, "--range", "1:3")
-    assert lines[0].split() == ["snapshot", "checkpoint", "label", "samples", "loss", "auc", "copc"]
+    assert lines[0].split() == ["epoch", "checkpoint", "label", "samples", "loss", "auc", "copc"]
     assert [line.split()[0] for line in lines[1:]] == ["1", "2"]
     assert lines[1].split()[1:4] == ["step-000000000020.1", "click", "300"]
     assert len({len(line) for line in lines}) == 1
@@ -87,10 +87,12 @@ def test_evaluating_other_data_and_the_best_checkpoint(job: Job, capsys: Capture
 
 def test_mistakes_of_the_user_are_reported_in_one_line(job: Job, capsys: Capture, make_job: MakeJob) -> None:
     assert fails(capsys, "small", "--range", "0:6") == (
-        "runs/small: expected snapshots of the epochs 0:6, got 0, 1, 2, 3; "
+        "runs/small: expected checkpoints of the epochs 0:6, got 0, 1, 2, 3; "
         "`train.checkpoint.keep_epochs: true` keeps them all"
     )
-    assert fails(capsys, "small", "--range", "2:2").startswith("runs/small: expected snapshots of the epochs 2:2, got")
+    assert fails(capsys, "small", "--range", "2:2").startswith(
+        "runs/small: expected checkpoints of the epochs 2:2, got"
+    )
     assert fails(capsys, "small", "--range", "a") == "--range: expected epochs such as `0:4`, `2:` or `3`, got `a`"
     assert fails(capsys, "small", "--range", "0:1", "--best") == "eval: expected one of --range and --best"
     assert fails(capsys, "small", "--data", "no*.txt").startswith("--data: data.eval: no file matches")
