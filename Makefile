@@ -73,7 +73,7 @@ types: setup ## mypy, and the stub compared with the extension
 	$(BIN)/stubtest elasticrec._core --mypy-config-file pyproject.toml
 
 .PHONY: test-rust
-test-rust: setup ## tests of the crates, of the portable twins of SIMD code, and loom
+test-rust: setup ## tests of the crates, of the portable fallbacks of SIMD code, and loom
 	ORT_LIB="$(ORT_LIB)" cargo test --quiet --workspace --exclude elasticrec-py
 	cargo test --quiet $(PURE_CRATES) --features portable
 	$(MAKE) test-loom

@@ -294,7 +294,7 @@ def publish(
         typer.echo(f"warning: old versions were not removed: {offer.collect_error}", err=True)
     if not offer.is_offered:
         typer.echo(f"warning: {offer.summary}", err=True)
-    if offer.refusals:
+    if offer.refusals or offer.has_failed:
         raise typer.Exit(1)
 
 

@@ -231,7 +231,7 @@ def test_logs(recorded: RecordedRun) -> None:
     assert times == sorted(times)
     assert succeed("logs", "see", "ps", "--tail", "2", cwd=recorded.directory).splitlines() == merged[-2:]
     trainers = succeed("logs", "see", "trainer", cwd=recorded.directory)
-    assert re.search(r"leaves, unit \d+ is given back|left", trainers)
+    assert re.search(r"leaving the run, giving back unit \d+|left", trainers)
 
 
 @pytest.mark.slow

@@ -151,7 +151,9 @@ def imports(path: Path) -> Iterator[tuple[str, int]]:
     """Yield each module that a file imports anywhere, with its line."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
+            names = [alias.name for alias in node.names]
+            assert "elasticrec" not in names, f"{path}:{node.lineno}: expected the import of a module or a name"
+            yield from ((name, node.lineno) for name in names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: expected an absolute import"
             assert node.module is not None

@@ -39,7 +39,7 @@ pub enum ClientError {
     #[error("cube shards: {0}")]
     Map(String),
     /// No replica of some shard holds the version any more: start again with the current version.
-    #[error("version {version}: not held by {} shard, held: {}", if .held.contains(version) { "every" } else { "any" }, list(.held))]
+    #[error("version {version}: {} hold it, versions held: {}", if .held.contains(version) { "not all shards" } else { "no shards" }, list(.held))]
     Gone { version: u64, held: Vec<u64> },
 }
 

@@ -260,7 +260,7 @@ fn retired_versions_are_reported_and_new_versions_are_found() {
     let servers = [files.serve(0..8, &[1]), files.serve(0..8, &[1])];
     let client = connect_to(&[servers.iter().map(address).collect()]).unwrap();
     check(&client, 1, &[1]).unwrap();
-    assert_eq!(check(&client, 2, &[1]).unwrap_err().to_string(), "version 2: not held by any shard, held: 1");
+    assert_eq!(check(&client, 2, &[1]).unwrap_err().to_string(), "version 2: no shards hold it, versions held: 1");
     // Only one of the replicas has version 2.
     servers[1].versions().install(2, files.view(2, 0..8)).unwrap();
     (0..50).for_each(|seed| check(&client, 2, &signs(50, seed)).unwrap());

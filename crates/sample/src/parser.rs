@@ -383,7 +383,9 @@ pub fn excerpt(input: impl AsRef<[u8]>) -> String {
 pub fn excerpt_up_to(max_chars: usize, input: impl AsRef<[u8]>) -> String {
     let text = String::from_utf8_lossy(input.as_ref());
     let mut chars = text.chars();
-    let start: String = chars.by_ref().take(max_chars).flat_map(char::escape_debug).collect();
+    let start: String = chars.by_ref().take(max_chars).collect();
+    // Escaped as a whole: combining characters are printable after another character.
+    let start = start.escape_debug().to_string();
     if chars.next().is_some() { start + "…" } else { start }
 }
 
@@ -549,6 +551,7 @@ mod tests {
         assert_eq!(excerpt(b"a\x00b"), "a\\0b");
         assert_eq!(excerpt("x".repeat(40)), "x".repeat(40));
         assert_eq!(excerpt("x".repeat(1000)), "x".repeat(40) + "…");
+        assert_eq!(excerpt("e\u{301}t\u{e9}"), "e\u{301}t\u{e9}");
         assert_eq!(excerpt_up_to(2, "用户组"), "用户…");
         assert_eq!(excerpt_up_to(3, "用户组"), "用户组");
         assert_eq!(excerpt_up_to(2, b"\xff\n"), "\u{fffd}\\n");

@@ -46,7 +46,7 @@ impl Stamp {
         Err(io::Error::new(
             io::ErrorKind::InvalidData,
             format!(
-                "changed since its units were recorded: expected {} bytes as of {} ns, got {} bytes as of {} ns",
+                "changed since its units were recorded: expected {} bytes modified at {} ns, got {} bytes modified at {} ns",
                 self.size, self.modified_ns, now.size, now.modified_ns
             ),
         ))

@@ -23,7 +23,7 @@ class Coordinator(RunState):
         with self._lock:
             self._check_term(request)
             if self.is_finished or self._stop is not None:
-                raise ConfigError(f"scale: expected a running run, got one that is {self._state()}")
+                raise ConfigError(f"scale: the run is {self._state()}, expected it to be running")
             wanted = self.wanted.change(request.servers, request.trainers, self.settings.num_partitions)
             if wanted != self.wanted:
                 self._set_wanted(wanted)

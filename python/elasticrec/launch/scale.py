@@ -54,7 +54,7 @@ def _has_reached(status: StatusResponse, wanted: ProcessCounts) -> bool:
     states = [shard["state"] for shard in status["shards"]]
     alive = [trainer for trainer in status["trainers"] if trainer["state"] == "alive"]
     if status["state"] != "running":
-        raise ElasticRecError(f"scale: expected a running run, got one that is {status['state']}")
+        raise ElasticRecError(f"scale: the run is {status['state']}, expected it to be running")
     if status["wanted"] != wanted:
         raise ElasticRecError(f"scale: another command has scaled the run to {_counts(status['wanted'])}")
     return states == ["serving"] * wanted["servers"] and len(alive) == wanted["trainers"]

@@ -54,10 +54,13 @@ def end_logging() -> None:
 
 
 class _Forwarder(_LineHandler):
-    """Passes on the lines of one block of `forward_logs`, and those of threads that belong to no block."""
+    """Passes on the lines of one block of `forward_logs`, and those of threads that belong to no open block."""
+
+    is_open = True
 
     def emit(self, record: logging.LogRecord) -> None:
-        if _block.get() in (None, self):
+        block = _block.get()
+        if block is None or block is self or not block.is_open:
             super().emit(record)
 
 
@@ -83,6 +86,7 @@ class _Forwarders:
     def remove(self, forwarder: _Forwarder) -> None:
         """Remove a forwarder; the last one restores the logger."""
         with self._lock:
+            forwarder.is_open = False
             _root.removeHandler(forwarder)
             self._open.remove(forwarder)
             if not self._open:
@@ -108,7 +112,8 @@ def forward_logs(write: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         # Not `ContextVar.reset`: the block of a generator may end in another context, as in another notebook cell.
-        _block.set(outer)
+        if _block.get() is forwarder:
+            _block.set(outer)
         _forwarders.remove(forwarder)
 
 

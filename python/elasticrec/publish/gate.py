@@ -38,7 +38,7 @@ class GateCheck:
     def against(cls, gate: Gate, repository: Repository, current: int | None) -> Self:
         """Return the check of versions that would replace version `current`.
 
-        If the repository cannot be reached, the error is raised: a version whose check cannot be made does not pass.
+        If the repository cannot be reached, the error is raised: a version that cannot be checked is not offered.
         """
         return cls(gate, repository, _rows_of(repository, current))
 

@@ -28,6 +28,8 @@ class OfferResult:
     """Old versions that were removed."""
     collect_error: str | None = None
     """Why old versions could not be removed."""
+    has_failed: bool = False
+    """Whether `wait_reason` is an error, such as a repository that does not answer."""
 
     @property
     def summary(self) -> str:
@@ -61,8 +63,18 @@ def offer_version(
     """Offer a version that was just committed, unless the gate, a rollback or an online store prevents it.
 
     With a store, configured by the job or recorded by `deliver`, the rollout offers the version once enough replicas
-    have loaded it. Old versions are removed after a base only, because a delta makes no version obsolete.
+    have loaded it. Old versions are removed after a base only, because a delta makes no version obsolete. An error is
+    a reason too: the version is committed, even if its offer fails.
     """
+    try:
+        return _offer_version(repository, version, settings, has_store=has_store, dense=dense)
+    except (ElasticRecError, OSError) as error:
+        return OfferResult(False, wait_reason=str(error), has_failed=True)
+
+
+def _offer_version(
+    repository: Repository, version: Version, settings: Publish, *, has_store: bool, dense: bytes | None
+) -> OfferResult:
     gate_check = GateCheck.against(settings.gate, repository, repository.current())
     refusals = tuple(gate_check.refusals(version, dense))
     is_offered, wait_reason = False, None

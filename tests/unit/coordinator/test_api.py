@@ -255,12 +255,18 @@ def answering(answer: Callable[[], bytes]) -> Iterator[str]:
         server.server_close()
 
 
-def test_a_lower_term_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lower_term_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     terms = iter([5, 3, 4, 6])
     with answering(lambda: json.dumps(GO | {"term": next(terms)}).encode()) as url:
         with client_of(url) as client, client_of(url, term=client.term) as other:
             assert client.meet(1, 1)["term"] == 5
             assert other.meet(1, 1)["term"] == 6, "the request is repeated until the term is high enough"
+    with serving(tmp_path) as server:
+        status = raw(server.url, "GET", "/v1/status")[1]
+    terms = iter([5, 3, 4, 6])
+    with answering(lambda: json.dumps(status | {"term": next(terms)}).encode()) as url:
+        with client_of(url) as client, client_of(url, term=client.term) as other:
+            assert (client.status()["term"], other.status()["term"]) == (5, 6), "GET requests are repeated too"
     with answering(lambda: b'{"term": 5}') as url:
         term = Term()
         assert term.accept(7) and not term.accept(6) and term.accept(7)

@@ -264,7 +264,7 @@ def test_a_finished_run_is_not_scaled(make_cluster: MakeCluster) -> None:
     cluster = make_cluster(num_units=4)
     cluster.run_to_end()
     assert cluster.coordinator is not None
-    with pytest.raises(ConfigError, match="scale: expected a running run, got one that is finished"):
+    with pytest.raises(ConfigError, match="scale: the run is finished, expected it to be running"):
         ask(cluster.coordinator, "scale", servers=1)
 
 

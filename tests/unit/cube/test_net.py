@@ -142,7 +142,7 @@ def test_clients_get_the_reason_for_missing_rows(serve: Serve, tmp_path: Path) -
     server = serve(0, PARTITIONS)
     server.install_base(1, [write_base(tmp_path / "base", 1)])
     client = connect([server])
-    with pytest.raises(ModelError, match="version 2: not held by any shard, held: 1"):
+    with pytest.raises(ModelError, match="version 2: no shards hold it, versions held: 1"):
         client.get(2, SIGNS)
     with pytest.raises(ConfigError, match="expected the token of the model, got another token"):
         _core.CubeClient("ctr", [[server.address]], token="guess", deadline_s=60.0)

@@ -60,6 +60,21 @@ def test_a_thread_with_the_context_of_a_block_belongs_to_it() -> None:
     assert (first, second) == (["own", "stranger"], ["stranger"])
 
 
+def test_no_line_is_lost_when_the_outer_block_ends_first() -> None:
+    outer, inner, later = list[str](), list[str](), list[str]()
+    first, second = forward_logs(outer.append), forward_logs(inner.append)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    logger.info("inner is still open")
+    second.__exit__(None, None, None)
+    third = forward_logs(later.append)
+    copy_context().run(third.__enter__)
+    logger.info("of no open block")
+    third.__exit__(None, None, None)
+    assert (outer, inner, later) == ([], ["inner is still open"], ["of no open block"])
+
+
 def test_blocks_may_end_in_any_order_and_in_another_context() -> None:
     first, second = list[str](), list[str]()
     one, other = forward_logs(first.append), forward_logs(second.append)

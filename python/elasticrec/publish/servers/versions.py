@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticrec.config.publish import Publish
-from elasticrec.errors import ElasticRecError, ModelError
+from elasticrec.errors import ModelError
 from elasticrec.fail_points import fail_point
 from elasticrec.manifest import FileEntry
 from elasticrec.publish.content import Changes, Provenance, PublishedVersion, VersionTemplate
@@ -162,16 +162,8 @@ class RunVersions:
 
     def _offer(self, version: Version, dense: bytes | None = None) -> tuple[str, bool]:
         """Offer a version. Return a human-readable result, and whether it needs attention."""
-        try:
-            result = offer_version(
-                self._repository,
-                version,
-                self._info.publish,
-                dense=dense,
-                has_store=self._info.has_store,
-            )
-        except (ElasticRecError, OSError) as error:
-            # The version is committed, even if its offer fails.
-            return f"not offered: {error}", True
+        result = offer_version(
+            self._repository, version, self._info.publish, dense=dense, has_store=self._info.has_store
+        )
         problem = f"; old versions were not removed: {result.collect_error}" if result.collect_error else ""
-        return result.summary + problem, bool(result.refusals)
+        return result.summary + problem, bool(result.refusals) or result.has_failed
