@@ -34,6 +34,7 @@ class _StderrHandler(_LineHandler):
 
     def __init__(self) -> None:
         super().__init__(lambda text: typer.echo(text, err=True))
+        self.level_before = _root.level
 
 
 def log_to_stderr(*, stamped: bool) -> None:
@@ -50,7 +51,7 @@ def end_logging() -> None:
     """Undo `log_to_stderr`."""
     for handler in [handler for handler in _root.handlers if isinstance(handler, _StderrHandler)]:
         _root.removeHandler(handler)
-        _root.setLevel(logging.NOTSET)
+        _root.setLevel(handler.level_before)
 
 
 class _Forwarder(_LineHandler):

@@ -19,6 +19,8 @@ def settings() -> tuple[int, bool, list[logging.Handler]]:
 
 @pytest.fixture(autouse=True)
 def _unchanged() -> Iterator[None]:
+    # A command that another test ran without `cli.main` left its handler.
+    end_logging()
     before = settings()
     yield
     assert settings() == before
@@ -101,10 +103,15 @@ def test_an_error_of_the_function_reaches_the_caller() -> None:
         logger.info("text")
 
 
-def test_a_command_logs_until_its_end(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("level", [logging.NOTSET, logging.WARNING])
+def test_a_command_logs_until_its_end(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, level: int
+) -> None:
+    caplog.set_level(level, "elasticrec")
     for _ in range(2):
         log_to_stderr(stamped=False)
     logger.info("inside")
     end_logging()
     logger.info("outside")
     assert capsys.readouterr().err == "inside\n"
+    assert ROOT.level == level
