@@ -83,7 +83,9 @@ class LivePublisher:
         except (ElasticRecError, OSError) as error:
             trainer.reporter.say(f"publish failed: {error}; the next version will include its changes")
         else:
-            self._published = _position(trainer)
+            if not published.offer.has_failed:
+                # After a failed offer the end of the training publishes again, and offers that version.
+                self._published = _position(trainer)
             trainer.reporter.say(
                 f"published {published.location}: {_describe_rows(published, delta)}, {published.num_bytes:,} bytes, "
                 f"{self._clock() - started:.1f} s; {published.offer.summary}"
