@@ -46,7 +46,7 @@ MUTANTS = (
         "python/elasticrec/coordinator/members.py",
         "            self.must_reload = set(range(self.map.servers)) - {index}",
         "            self.must_reload = set()",
-        "tests/cluster/test_kill.py::test_any_role_may_be_killed_at_any_moment[sync-0]",
+        "tests/unit/coordinator/test_groups.py::test_shards_return_to_a_checkpoint_together",
     ),
     Mutant(
         "a snapshot has rows and records of different times",
